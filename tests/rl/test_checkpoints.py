@@ -391,7 +391,7 @@ def test_rsl_rls_own_checkpoints_can_be_gone_on_from(tmp_path: Path) -> None:
     torch.save(stock, tmp_path / "stock.pt")
     runner, checkpointer = build(tmp_path, agent(9))
     assert checkpointer.resume(tmp_path / "stock.pt") == [
-        "random states, worlds and counters, which are not in it"
+        "random states, environments and counters, which are not in it"
     ]
     assert [row["iteration"] for row in train(runner, checkpointer)] == [8, 9]
 

@@ -182,7 +182,7 @@ def test_each_world_plays_whole_episodes_and_no_more() -> None:
     env = make_env(PatientEnv)
     rows = Episodes(env, lambda _: torch.zeros(4, 1)).play()
     assert rows.tolist() == [[1, 1, 1, 1], [2, 2, 3, 2], [3, 3, 6, 3], [4, 4, 10, 4]]
-    rows = Episodes(make_env(PatientEnv), lambda _: torch.zeros(4, 1), each=2).play()
+    rows = Episodes(make_env(PatientEnv), lambda _: torch.zeros(4, 1), per_env=2).play()
     assert rows[:, 0].tolist() == [1, 2, 3, 4] * 2
     assert rows[:, 1].tolist() == [1, 2, 3, 4, 100, 200, 300, 400]
 
@@ -198,7 +198,7 @@ def test_a_recurrent_policy_forgets_between_episodes() -> None:
     runner = Runner(make_env(EvenEnv), agent(1, **VARIANTS["gru"]), "cpu", 1, FOUND.load)
     policy = runner.get_inference_policy()
     with torch.inference_mode():
-        rows = Episodes(make_env(EvenEnv), policy, each=2, after_step=policy.reset).play()
+        rows = Episodes(make_env(EvenEnv), policy, per_env=2, after_step=policy.reset).play()
     assert torch.allclose(rows[:4], rows[4:])
     assert rows[3, 1] != 4 * rows[0, 1]  # It remembers within an episode.
 
@@ -225,7 +225,7 @@ def test_a_number_that_is_not_finite_is_told_and_never_best(
 def test_play_counts_no_episode_that_a_number_has_ended() -> None:
     env: Any = make_env(SpoiltEnv, share=EnvShard(0, 4, 4), on_nan="reset")
     env.max_episode_length, env.spoil, env.at = STEPS, "qvel", 4
-    rows = Episodes(env, lambda _: torch.zeros(4, 1), each=2).play()
+    rows = Episodes(env, lambda _: torch.zeros(4, 1), per_env=2).play()
     assert rows[:, 0].isfinite().tolist() == [True] * 3 + [False] + [True] * 4
     sums = sum_up(env, rows)
     assert sums.episodes == 7

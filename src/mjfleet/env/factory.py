@@ -68,7 +68,7 @@ def build_env(
     model = env_class.make_model(cfg)
     if device == "cpu":
         state = model.nq + 2 * model.nv + model.na + model.nu + 6 * model.nbody
-        check_fits(f"the states of {num_envs} worlds", 4 * num_envs * state)
+        check_fits(f"the states of {num_envs} environments", 4 * num_envs * state)
     with while_compiling():
         if engine == "warp" and None in (cfg.nconmax, cfg.njmax):
             cfg = _with_room(cfg, config, env_class, model, device)

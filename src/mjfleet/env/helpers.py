@@ -94,7 +94,7 @@ class Timer:
 class EvaluatedLevels:
     """The levels on which policies are evaluated."""
 
-    each: torch.Tensor  # Of this worker's environments, `(num_envs,)`, long.
+    of_envs: torch.Tensor  # Of this worker's environments, `(num_envs,)`, long.
     numbers: tuple[int, ...]  # Of all workers, without repetition, in order.
 
 
@@ -152,9 +152,9 @@ def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
         )
     # The middle of each environment's part of the levels: 1 of 8 is level 4, 2 are 2 and 6.
     places = (2 * env.env_ids + 1) * len(numbers) // (2 * env.shard.total)
-    each = torch.tensor(numbers, device=env.device)[places]
-    env.evaluated = env.evaluated or EvaluatedLevels(each, tuple(sorted({*numbers})))
-    return each.clone()
+    levels = torch.tensor(numbers, device=env.device)[places]
+    env.evaluated = env.evaluated or EvaluatedLevels(levels, tuple(sorted({*numbers})))
+    return levels.clone()
 
 
 def _check_values(helper: Delay | History, values: torch.Tensor) -> None:

@@ -45,7 +45,11 @@ class States:
         is_shared: bool = False,
         is_saved: bool = True,
     ) -> torch.Tensor:
-        """Declare a state, and return its tensor."""
+        """Declare a state, and return its tensor.
+
+        Raises:
+            UserError: the name has been declared, or another argument is wrong.
+        """
         what = f"add_state({name!r})"
         if name in self.of_envs | self.shared:
             raise UserError(f"{what} is called twice.")
@@ -74,7 +78,11 @@ class States:
             return tensor.copy_(first)
 
     def reset(self, mask: torch.Tensor) -> None:
-        """Write what a reset writes where `mask` `(num_envs,)` is true."""
+        """Write what a reset writes where `mask` `(num_envs,)` is true.
+
+        Raises:
+            UserError: a function of the task's returns another shape than the state has.
+        """
         for rows in self._rows.values():
             torch.where(mask & rows.is_filled, rows.fill, rows.numbers, out=rows.numbers)
         for name, draw in self._drawn.items():

@@ -65,8 +65,8 @@ class RolloutGuard:
             f"{name_of(env.sim.model, first)} is not finite in {len(ids)} of {env.num_envs} worlds "
             f"({', '.join(map(str, worlds[:5]))}{', ...' if len(ids) > 5 else ''})"
         )
-        is_tasks = env.on_nan == "stop" and first.name != "action"
-        flag = "--on-nan reset" if is_tasks else ""
+        is_of_task = env.on_nan == "stop" and first.name != "action"
+        flag = "--on-nan reset" if is_of_task else ""
         if self._dump_to is None:
             return text, flag
         chosen = sorted(range(len(ids)), key=firsts.__getitem__)[:MAX_WORLDS]

@@ -71,7 +71,7 @@ class Algorithm(algorithms.PPO):
         self.optimizer = optimizer
         optimizer.register_step_pre_hook(lambda *_: self.on_minibatch())
         optimizers = [optimizer, *([self.rnd.optimizer] if self.rnd else [])]
-        groups = [group for each in optimizers for group in each.param_groups]
+        groups = [group for one in optimizers for group in one.param_groups]
         self.gradient = FlatGradient(p for group in groups for p in group["params"])
 
     def modules(self) -> dict[str, nn.Module]:

@@ -37,7 +37,7 @@ class Checkpointer:
         """Write into `folder`.
 
         If `folder` holds a BEST, its return is the best so far. `keep`: how many others are kept
-        (None: all). `worlds`: whether they hold the worlds and random states of all ranks.
+        (None: all). `worlds`: whether they hold environments and random states of all ranks.
         `task_hash`: of the task's code, see task_snapshot.py.
         """
         self._runner, self._task, self._task_hash = runner, task, task_hash
@@ -125,9 +125,9 @@ class Checkpointer:
     ) -> list[str]:
         """Continue from a checkpoint.
 
-        With the same number of workers and worlds, the same engine, seed and numbers of the
+        With the same number of workers and environments, the same engine, seed and numbers of the
         environment, the whole state is restored. Otherwise networks, optimiser and counters are,
-        and the worlds begin anew.
+        and the environments begin anew.
 
         Args:
             path: the file.
@@ -183,7 +183,7 @@ class Checkpointer:
         lost = self._restore_learning(state)
         if own is None:
             self._seed_anew()
-            return [*lost, "random states, worlds and counters, which are not in it"]
+            return [*lost, "random states, environments and counters, which are not in it"]
         runner.total_steps = own["total_steps"]
         runner.window.restore(own["window"])
         then, now, ranks = own["shape"], self._shape(), own["ranks"]
@@ -256,7 +256,7 @@ class Checkpointer:
                 group["lr"] = algorithm.rnd_cfg.learning_rate
 
     def _keeps_others(self, own: dict[str, Any] | None) -> bool:
-        """Whether the network beside the policy is the same: a value network, or this teacher."""
+        """Return whether the network beside the policy, a value network or teacher, is the same."""
         return own is None or own.get("teacher") == self._teacher()
 
     def _keeps_optimizer(self, own: dict[str, Any] | None) -> bool:
@@ -276,7 +276,7 @@ class Checkpointer:
         runner.env.generator.manual_seed(seed + 2**31)
 
     def _shape(self) -> dict[str, Any]:
-        """Return what must be equal for a rank to continue another one's worlds."""
+        """Return what must be equal for a rank to continue another one's environments."""
         env, model = self._runner.env, self._runner.env.sim.model
         return {
             "workers": self._runner.collectives.world_size,
@@ -298,7 +298,7 @@ class Checkpointer:
         }
 
     def _rank_state(self) -> dict[str, Any]:
-        """Return what belongs to this rank alone: its worlds and its random generators."""
+        """Return what belongs to this rank alone: its environments and its random generators."""
         runner, average = self._runner, self._novelty_average()
         # Copied, because a view of a buffer would be saved with the rest of that buffer.
         fields = {k: v.to("cpu", copy=True) for k, v in runner.env.sim.state().items()}

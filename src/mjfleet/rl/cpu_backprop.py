@@ -151,7 +151,7 @@ class CpuBackprop:
 
     @staticmethod
     def supports(*models: Any) -> bool:
-        """Whether the gradients of these networks are known in closed form."""
+        """Return whether the gradients of these networks are known in closed form."""
         return all(
             type(model) is MLPModel
             and (model.distribution is None or type(model.distribution) is GaussianDistribution)

@@ -33,7 +33,7 @@ class Evaluator:
         self._begin, levels = env.keep(), env.evaluated
         self.levels = levels.numbers if levels else ()
         """On which the task is evaluated; none if it has no curriculum."""
-        self._level = levels.each if levels else None
+        self._level = levels.of_envs if levels else None
         total = env.shard.total if env.shard else env.num_envs
         if total < len(self.levels):
             raise UserError(
@@ -89,7 +89,7 @@ class Episodes:
         self,
         env: Env[Any],
         act: Callable[[Any], torch.Tensor],
-        each: int = 1,
+        per_env: int = 1,
         after_step: Callable[[torch.Tensor], object] = lambda dones: None,
     ) -> None:
         """Play nothing yet.
@@ -97,15 +97,15 @@ class Episodes:
         Args:
             env: the environments.
             act: returns the actions for observations.
-            each: number of episodes per environment.
+            per_env: number of episodes of an environment.
             after_step: called with the mask of environments whose episode has ended, `(num_envs,)`.
         """
         self._act = act
-        self._env, self._each, self._after_step = env, each, after_step
+        self._env, self._per_env, self._after_step = env, per_env, after_step
         self._played = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
         self._ones = torch.ones(1, env.num_envs, device=env.device)
         # The last entry collects all later steps.
-        shape = each + 1, 1 + len(env.terms) + len(env.measured), env.num_envs
+        shape = per_env + 1, 1 + len(env.terms) + len(env.measured), env.num_envs
         self._sums = torch.zeros(shape, device=env.device)
 
     def play(self, beat: Callable[[], object] = lambda: None) -> torch.Tensor:
@@ -115,16 +115,16 @@ class Episodes:
             beat: called after each step.
 
         Returns:
-            Sums over each episode, `(each * num_envs, 1 + terms + 2 * metrics)`: its steps, each
+            Sums over each episode, `(per_env * num_envs, 1 + terms + 2 * metrics)`: its steps, each
             reward term, and dividend and divisor of each metric. The first episodes of all
             environments come first. The steps of an episode that does not count are NaN: a number
             was not finite, and the environment was reset, see `Env.on_nan`.
         """
-        for left in range(self._each * self._env.max_episode_length, 0, -LOOK_STEPS):
+        for left in range(self._per_env * self._env.max_episode_length, 0, -LOOK_STEPS):
             for _ in range(min(left, LOOK_STEPS)):
                 self._take_step()
                 beat()
-            if (self._played >= self._each).all():
+            if (self._played >= self._per_env).all():
                 break
         return self._sums[:-1].transpose(1, 2).flatten(0, 1)
 
@@ -133,7 +133,7 @@ class Episodes:
         _, _, dones, _ = env.step(self._act(env.get_observations()))
         steps = self._ones.masked_fill(env.spoilt, torch.nan)
         values = torch.cat((steps, env.terms, env.measured)).unsqueeze(0)
-        to = self._played.clamp(max=self._each).expand_as(values)
+        to = self._played.clamp(max=self._per_env).expand_as(values)
         self._sums.scatter_add_(0, to, values)
         self._played += dones
         self._after_step(dones)

@@ -33,7 +33,7 @@ class FlatGradient:
     def split(self, modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
         """Return each module's part of the buffer; the modules own the parameters in this order."""
         owned = [[p for p in module.parameters() if p.requires_grad] for module in modules]
-        parts = self.flat[:-1].split([sum(p.numel() for p in each) for each in owned])
+        parts = self.flat[:-1].split([sum(p.numel() for p in own) for own in owned])
         return [part for part in parts if len(part)]
 
     def attach(self) -> None:

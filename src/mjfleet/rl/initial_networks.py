@@ -62,7 +62,7 @@ def take_networks(runner: Runner, path: Path, state: dict[str, Any], name: str) 
     if taken.get("rnd"):  # rsl_rl would load its optimiser too.
         rnd: Any = runner.alg.rnd
         rnd.load_state_dict(state["rnd_state_dict"])
-    return [*notes, "optimiser, learning rate, counters and worlds: begin anew"]
+    return [*notes, "optimiser, learning rate, counters and environments: begin anew"]
 
 
 def _misfit(

@@ -43,7 +43,7 @@ def _check_loss(alg: PPO, minibatch: Minibatch) -> tuple[str, ...]:
     where = f"{type(alg).__name__}.loss"
     found: Any = alg.loss(minibatch)
     is_pair = isinstance(found, tuple) and len(found) == 2
-    if not is_pair or not all(map(isinstance, found, (torch.Tensor, dict))):
+    if not (is_pair and isinstance(found[0], torch.Tensor) and isinstance(found[1], dict)):
         raise UserError(
             f"{where} returns {_kind(found)}: it has to return the total, a tensor, and a "
             "dictionary of its parts: `return total, parts`."

@@ -303,9 +303,9 @@ class Runner:
     def _raise_diverged(self, iteration: int, trouble: str | None, flags: str) -> NoReturn:
         """End the run on every rank with the same message, which names the trouble of each."""
         flags = next(filter(None, self.collectives.all_gather_text(flags)), "")
-        each = enumerate(self.collectives.all_gather_text(trouble))
+        troubles = enumerate(self.collectives.all_gather_text(trouble))
         where = "on rank {} " if self.alg.is_distributed else ""
-        texts = [where.format(rank) + text for rank, text in each if text is not None]
+        texts = [where.format(rank) + text for rank, text in troubles if text is not None]
         texts.append(f"the learning rate is {self.alg.learning_rate:.3g}")
         raise DivergedError(f"iteration {iteration}: {'; '.join(texts)}", flags)
 

@@ -41,7 +41,7 @@ class RlGamesPPO(LibraryPPO):
         *_, surrogate, value, _, entropy, _, _, _ = agent.train_epoch()
         self.set_learning_rate(agent.last_lr)
         losses = {"value": value, "surrogate": surrogate, "entropy": entropy}
-        return {name: torch.stack(each).mean().item() for name, each in losses.items()}
+        return {name: torch.stack(parts).mean().item() for name, parts in losses.items()}
 
     def _make_agent(self) -> Any:
         config, storage = self.config, self.storage
