@@ -45,6 +45,8 @@ def test_examples_in_the_docstrings() -> None:
         ("auto", "1", 2, (0,), ("1",)),
         ("auto", None, 0, (), ()),
         ("auto", "NoDevFiles", 4, (), ()),
+        ("auto", "", 4, (), ()),
+        ("all", "-1", 4, (), ()),
         (None, "nonsense", 4, (), ()),
     ],
 )
@@ -58,7 +60,7 @@ def test_selection(request_, visible, gpus, indices, physical) -> None:
     ("request_", "visible", "gpus", "named"),
     [
         ([2], None, 2, ["no GPU 2", "Visible: 0, 1"]),
-        ([0, 0], None, 2, ["GPU 0 is listed twice"]),
+        ([0, 0], None, 2, ["GPU 0 is listed twice", "--backend gloo"]),
         ([0], None, 0, ["no GPU was found", "--gpu-ids None"]),
         ([0], "", 4, ["hides all GPUs", "--gpu-ids None"]),
         ("all", "0,one", 4, ["cannot read the entry 'one'", UUID[:4]]),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mjfleet.launch.host_channel import (
+    FULL,
     MARK,
     PIECE,
     Answer,
@@ -97,7 +98,9 @@ def test_a_message_that_cannot_be_read_ends_the_channel_and_is_its_error(pair: P
     pair.noise.write(MARK + b'{"file": \n')
     assert pair.inboxes[1].get(timeout=PATIENCE) is None
     assert isinstance(pair.second.error, json.JSONDecodeError)
-    pair.second.send(Answer(5))  # Nobody is there any more.
+    for _ in range(FULL + 2):
+        pair.second.send(Answer(5))  # Nobody is there any more, so nobody waits for room.
+    assert not pair.second.is_full
 
 
 def test_a_peer_that_is_silent_counts_as_lost() -> None:

@@ -37,11 +37,18 @@ def test_near_cores_are_the_allowed_ones_among_those_of_nvml() -> None:
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("warp", marks=pytest.mark.slow)])
-def test_no_step_of_training_lacks_a_deterministic_algorithm(
+def test_deterministic_training_lacks_no_algorithm_and_learns_the_same_on_a_cpu(
     run: Run, tmp_path: Path, engine: str
 ) -> None:
     flags = ("--engine", engine, "--gpu-ids", "None", "--env.num-envs", "8")
-    flags = (*flags, "--agent.max-iterations", "1", "--eval-interval", "1", "--eval-envs", "2")
-    result = run("train", "cartpole-balance", *flags, "--deterministic")
-    assert result.returncode == 0, result.stderr
-    assert len(rows(only_run(tmp_path))) == 1
+    flags = (*flags, "--agent.max-iterations", "2", "--eval-interval", "2", "--eval-envs", "2")
+    learned = []
+    for more in ((), ("--deterministic",)):
+        folder = tmp_path / str(len(more))
+        folder.mkdir()
+        result = run("train", "cartpole-balance", *flags, *more, "--log-root", str(folder / "logs"))
+        assert result.returncode == 0, result.stderr
+        kept = ("mean_reward", "loss/value", "loss/surrogate", "loss/entropy")
+        learned.append([[row[name] for name in kept] for row in rows(only_run(folder))])
+    assert learned[0] == learned[1]
+    assert len(learned[0]) == 2

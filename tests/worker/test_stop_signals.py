@@ -56,6 +56,8 @@ def test_without_a_signal_everything_is_as_before() -> None:
         assert signal.getsignal(signal.SIGTERM) != before
         assert stop.check() is None
     assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.raises(ImportError), StopRequest().installed():
+        raise ImportError
 
 
 def test_what_defers_a_signal_finishes_and_a_second_one_is_raised() -> None:

@@ -36,6 +36,19 @@ def test_workers_meet_where_earlier_ones_have_met() -> None:
         assert all_decide(store, lambda text=text: text, workers) == [text] * workers
 
 
+def test_what_workers_write_is_there_for_those_they_meet_alone() -> None:
+    store, earlier = HashStore(), list[Store]()
+    for workers in (2, 3, 2):
+        ranks = [Rank(rank=rank, world_size=workers) for rank in range(workers)]
+        with ThreadPoolExecutor(workers) as pool:
+            parts = [part for part, _ in pool.map(lambda rank: meet(store, rank, LIMIT), ranks)]
+        assert not any(part.check(["mark"]) for part in parts)
+        parts[-1].set("mark", str(len(earlier)))
+        assert {part.get("mark") for part in parts} == {b"%d" % len(earlier)}
+        earlier.append(parts[0])
+    assert [part.get("mark") for part in earlier] == [b"0", b"1", b"2"]
+
+
 def test_a_worker_that_does_not_come_is_named() -> None:
     store = HashStore()
     all_decide(store, str, 2)
