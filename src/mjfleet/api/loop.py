@@ -64,7 +64,7 @@ def iterate(
         task, name, config, changes: as for `mjfleet.train`.
 
     Raises:
-        UserError: the configuration asks for what cannot be had.
+        UserError: a value is not allowed, or the configuration needs what this machine lacks.
         DivergedError: a state, observation, reward or loss is not finite.
     """
     with ExitStack() as stack:

@@ -41,7 +41,8 @@ def train(
             `agent={"max_iterations": 50}`.
 
     Raises:
-        UserError: the configuration asks for what cannot be had; no run is left.
+        UserError: a value is not allowed, or the configuration needs what this machine lacks;
+            no run is left.
         TrainingError: a worker has failed.
     """
     if wrong := [flag for flag in OF_COMMAND if flag in changes]:

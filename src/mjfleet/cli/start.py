@@ -58,7 +58,7 @@ def read_start(flags: Sequence[str]) -> LaunchConfig:
 class Sources:
     """The runs from which one starts."""
 
-    start: LaunchConfig  # A word whose meaning the run in --run-dir has recorded is a path.
+    start: LaunchConfig  # With paths for words, such as `latest`, that the run in --run-dir knows.
     here: Resume | None  # The run or group in --run-dir; None: a run begins there.
     named: Resume | None  # The run or group that continues, or the parent of a new run.
 

@@ -77,7 +77,7 @@ def configure(arguments: Sequence[str]) -> Chosen:
     A run that continues is locked.
 
     Raises:
-        UserError: the arguments ask for what there is not.
+        UserError: the arguments contradict each other, or name what does not exist.
     """
     task, flags = _split_task(arguments)
     start, typed = read_start(flags), typed_fields(flags)

@@ -141,7 +141,7 @@ def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
     workers are divided evenly among the levels that `env.levels_to_evaluate` names.
 
     Raises:
-        UserError: `levels_to_evaluate` names no level, or one that there is not.
+        UserError: `levels_to_evaluate` names no level, or one that does not exist.
     """
     assert env.shard
     numbers = tuple(env.levels_to_evaluate(count))

@@ -45,7 +45,7 @@ def divide_devices(
     `num_gpus` and `cores` are this machine's; None: as it is.
 
     Raises:
-        UserError: `per_run` is more than there is, or the devices cannot be had.
+        UserError: `per_run` is more than this machine has, or a device is not there.
     """
     if needs_gpus(config) and config.gpu_ids == "auto":
         config = replace(config, gpu_ids="all")

@@ -35,9 +35,9 @@ def train_seeds(
 ) -> int:
     """Train a seed group; return the exit code.
 
-    `config` is what all runs have in common; `group` continues, None begins one. UserError if what
-    it asks for cannot be had or changes what the group learns, or all runs were refused: of a new
-    group, nothing is left then.
+    `config` is what all runs have in common; `group` continues, None begins one. UserError if a
+    value does not fit this machine, or changes what the group learns, or all runs were refused: of
+    a new group, nothing is left then.
     """
     config = group_config(config, group, ONE_EACH)
     seeds = _recorded_seeds(found, config, group) if group else None

@@ -41,6 +41,7 @@ class HostFacts:
 
 
 def host_facts(asked: AskFacts) -> HostFacts:
+    """Return the facts of this host."""
     launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
     versions = {"Python": platform.python_version(), **stack_versions()}
     for package in asked.packages:

@@ -44,7 +44,8 @@ def launch_training(
     one does; the arguments are for the run's record.
 
     Raises:
-        UserError: the configuration asks for what cannot be had.
+        UserError: a value does not fit the others or this machine, or the run directory cannot be
+            written.
         WorkerError: workers that torchrun has started again do not find each other.
     """
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
@@ -123,7 +124,7 @@ def _attempt(
 
 
 def plan_here(found: FoundTask, config: TrainConfig) -> LaunchPlan:
-    """Return the plan of a new run on this host; raise UserError where it cannot be had."""
+    """Return the plan of a new run on this host; UserError if a value does not fit it."""
     with StopRequest().installed():
         plan = plan_size(found, config, [choose_devices(config, os.environ)], os.environ)
     return name_files(plan, os.environ, datetime.now())

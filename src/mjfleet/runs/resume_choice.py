@@ -113,7 +113,7 @@ def read_run(path: Path, name: str) -> Resume:
 
 
 def find_trained(wanted: str, log_root: Path, task: str | None = None) -> Resume:
-    """Return a run with its policy, by a word or its checkpoint, or a checkpoint alone.
+    """Return the run, or the checkpoint outside of any run, that a user means, with its policy.
 
     `task` is what the user has typed, if anything. UserError if the run or file does not exist, is
     damaged, has no checkpoint, or is of another task.

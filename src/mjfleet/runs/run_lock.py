@@ -109,7 +109,7 @@ def _touch_until(path: Path, is_closed: threading.Event) -> None:
 
 
 def _try_lock(file: int) -> bool | None:
-    """Return whether the lock could be had; None: the file system has no locks."""
+    """Return whether this process has the lock now; None: the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

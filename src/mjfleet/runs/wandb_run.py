@@ -27,7 +27,7 @@ def fetch_run(wanted: str, name: str, log_root: Path) -> Path:
 
     It becomes a run directory, <log root>/<project>/<its id>_<checkpoint>, whole or not at all.
     `wanted` is `wandb:<entity>/<project>/<run>`, with `:model_<n>` or `:best` after it or without;
-    messages call it `name`. UserError, with nothing left behind, if the run cannot be had.
+    messages call it `name`. UserError, with nothing left behind, if it cannot be downloaded.
     """
     if not (parts := ADDRESS.fullmatch(wanted)):
         raise UserError(

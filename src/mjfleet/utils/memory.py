@@ -28,7 +28,7 @@ def enough_memory() -> Iterator[None]:
 def check_fits(what: str, size: int) -> None:
     """Raise UserError for what takes more bytes than this host has.
 
-    Linux promises memory that there is not, and kills the process that comes to use it.
+    Linux promises more memory than there is, and kills the process that comes to use it.
     """
     total = psutil.virtual_memory().total
     if size > total:

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 SECONDARY_SECONDS = 3.0
 """A worker that has lost another one ends so much later: the other one is seen to end first."""
 MESSAGE_SUFFICES = ("DivergedError", "OutOfStepError", "CheckpointError", "UserError")
-"""Exceptions of our own whose traceback says nothing more."""
+"""Exceptions of ours that are reported by their message, without a traceback."""
 SEEN_FROM_OUTSIDE = ("Hang", "Killed", "Exited")
 """Kinds of failures without an exception of the worker's."""
 WAITING_FILES = (
@@ -67,7 +67,7 @@ class Failure:
             message = str(error).strip()
         except Exception as problem:
             message = f"its text cannot be made ({type(problem).__name__})"
-        # The headline says it.
+        # The headline names the iteration.
         message = message.removeprefix(f"iteration {heartbeat.iteration}: ")
         return replace(
             cls.seen(kind, message or kind, args, rank, heartbeat),
@@ -138,7 +138,7 @@ def read_failures(run_dir: Path) -> list[Failure]:
 
 
 def hang_message(limit: float, stacks: str) -> str:
-    """Say that nothing moved for `limit` seconds, and where the main thread is.
+    """Return the message that no step came for `limit` seconds, and where the main thread is.
 
     faulthandler writes the main thread last, its newest call first.
     """
