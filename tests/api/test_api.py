@@ -201,15 +201,15 @@ def test_runs_are_changed_begun_from_others_and_moved(rail: Path, run: Run) -> N
     assert process.returncode == 0, errors
     # The program and its class are gone: the run continues with the code that it keeps.
     (rail / "rail.py").unlink()
-    for kept in rail.glob("moved/fragile/*"):
-        resumed = ("train", "fragile", "--resume", str(kept), "--as-trained", "--gpu-ids", "None")
-        done = run(*resumed, "--cpu-workers", "1", "--agent.max-iterations", "10")
-        assert done.returncode == 0, done.stderr
-        assert mjfleet.Run(kept).iteration == 10
+    (kept,) = rail.glob("moved/fragile/*")
+    resumed = ("train", "fragile", "--resume", str(kept), "--as-trained", "--gpu-ids", "None")
+    done = run(*resumed, "--cpu-workers", "1", "--agent.max-iterations", "10")
+    assert done.returncode == 0, done.stderr
+    assert mjfleet.Run(kept).iteration == 10
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["SIGKILL", "watched"])
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "watched"])
 def test_a_run_is_saved_and_stops_when_its_program_is_killed(how: str, rail: Path) -> None:
     with program(rail, BEGIN + TERMINATED, how) as process:
         if how == "watched":

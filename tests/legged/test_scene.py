@@ -1,5 +1,6 @@
 """What a legged robot's model must have is said by name; its mirror image follows from it."""
 
+import re
 from pathlib import Path
 
 import mujoco
@@ -77,20 +78,46 @@ def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (('body name="FR_calf" pos="0 0 -0.213"', 'body name="FR_calf" pos="0 0 -0.24"'),
-         "FR_calf_joint is not the mirror image of any joint.* FL_calf_joint"),
-        (("1 0 0 0  -0.1 0.8", "1 0 0 0  0.3 0.8"), "angle in the pose `home` .* of FR_hip_joint"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" range="-1 0.5"'),
-         r"range \(rad\) of FR_hip_joint is .* FL_hip_joint"),
-        (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kp="30"'), "the kp"),
+         "FR_calf_joint is not .* that of FL_calf_joint, has another place"),
+        (('body name="FL_hip" pos="0.1934 0.0465', 'body name="FL_hip" pos="0.1934 -0.0465'),
+         "FR_hip_joint is not "),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" axis="1 0 1"'),
+         "FR_hip_joint is not .* or axis. If this is intended"),
+    ],
+)  # fmt: skip
+def test_a_joint_in_another_place_or_direction_has_no_image(
+    tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        joint_images(make(tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("1 0 0 0  -0.1 0.8", "1 0 0 0  0.3 0.8"), "angle in the pose `home`"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" range="-1 0.5"'), "range (rad)"),
+        (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kp="30"'), "kp"),
+        (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kv="1"'), "kv"),
+        (('name="FR_hip" class="hip_joint"',
+          'name="FR_hip" class="hip_joint" forcerange="-9 9"'), "forcerange"),
+        (('name="FR_hip" class="hip_joint"',
+          'name="FR_hip" class="hip_joint" ctrlrange="-1 0.5"'), "ctrlrange"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" armature="0.1"'), "armature"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" damping="3"'), "damping"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" frictionloss="3"'),
+         "frictionloss"),
+        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" stiffness="3"'), "stiffness"),
+        (('mass="0.678" pos="-0.0054 -0.00194', 'mass="0.7" pos="-0.0054 -0.00194'), "mass"),
         (('<body name="FR_thigh"',
           '<body><geom size="0.01" mass="1"/></body><body name="FR_thigh"'), "mass of the body"),
         ((FR_INERTIA, FR_INERTIA.replace("0.00048", "0.0006")), "inertia"),
     ],
 )  # fmt: skip
-def test_what_has_no_mirror_image_is_named(
+def test_numbers_that_differ_from_the_image_are_named(
     tmp_path: Path, change: tuple[str, str], said: str
 ) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=rf"the {re.escape(said)}.* of FR_hip_joint is .* FL_hip_"):
         joint_images(make(tmp_path, change))
 
 

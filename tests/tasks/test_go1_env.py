@@ -49,6 +49,15 @@ def test_it_stands_by_its_gains_alone(name: str) -> None:
     assert env.sim.qvel.abs().max() < 0.2
 
 
+@pytest.mark.parametrize("name", ["go1-velocity-flat", "go1-velocity-rough"])
+def test_building_leaves_what_a_reset_leaves(name: str) -> None:
+    env: Any = build(name)
+    assert not env.air_time.any()
+    assert not env.get_observations()["critic"][:, 53:57].any()
+    if "rough" in name:
+        assert not env.wanted.any()
+
+
 def test_a_robot_on_its_back_or_belly_has_fallen() -> None:
     env = build("go1-velocity-flat", 3, parts={"random": CALM})
     env.sim.qpos[0, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0])
@@ -110,6 +119,41 @@ def test_commands_keep_their_ranges_and_change() -> None:
     run(env, 2.1)
     moved = ~stands & ~env.stands
     assert (env.command[moved, :2] != before[moved, :2]).any(dim=1).all()
+
+
+def test_a_command_lasts_for_its_seconds_and_is_new_in_an_episode() -> None:
+    steady = {"seconds": (0.4, 0.4), "heading_share": 0.0, "standing_share": 0.0}
+    env: Any = build("go1-velocity-flat", 2, parts={"command": steady, "random": CALM})
+    assert env.step_dt == pytest.approx(0.02)
+    env.episode_length_buf[1] = env.max_episode_length - 7
+    changes: list[list[int]] = [[], []]
+    for step in range(1, 50):
+        before = env.command.clone()
+        run(env, env.step_dt)
+        for world in (env.command != before).any(dim=1).nonzero().flatten().tolist():
+            changes[world].append(step)
+    assert changes == [[20, 40], [7, 27, 47]]
+
+
+def test_arrows_show_commands_and_motion_in_the_robots_frame() -> None:
+    env: Any = build("go1-velocity-flat", 2, parts={"random": CALM})
+    half = math.pi / 4
+    env.sim.qpos[:, 3:7] = torch.tensor([math.cos(half), 0.0, 0.0, math.sin(half)])  # Faces +y.
+    env.sim.qvel.zero_()
+    env.sim.qvel[:, 1], env.sim.qvel[:, 5] = 0.5, 1.0  # It moves forwards, and turns left.
+    env.sim.forward()
+    env.command[:] = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, -1.0]])
+    arrows = {name: along.float() for name, (_, along) in env.debug_vis().items()}
+    unit = env.above[2].float()  # What 1 rad/s is long; 1 m/s is twice as long.
+    for name, rows in {
+        "command": [[0.0, 2.0, 0.0], [-2.0, 0.0, 0.0]],
+        "velocity": [[0.0, 1.0, 0.0]] * 2,
+        "commanded turn": [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]],
+        "turn": [[-1.0, 0.0, 0.0]] * 2,
+    }.items():
+        assert torch.allclose(arrows[name], unit * torch.tensor(rows), atol=1e-6), name
+    start, _ = env.debug_vis()["command"]
+    assert (start[:, 2] > env.sim.qpos[:, 2]).all()
 
 
 def test_a_commanded_heading_is_steered_for() -> None:
