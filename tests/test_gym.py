@@ -115,6 +115,8 @@ def test_mistakes_are_named() -> None:
             envs.reset(seed=seed)  # pyright: ignore[reportArgumentType]
     first, again = (envs.reset(seed=seed)[0] for seed in (3, cast(int, np.int64(3))))
     assert np.array_equal(first, again)
+    with pytest.raises(UserError, match="reset_mask"):
+        envs.reset(options={"reset_mask": np.ones(2, bool)})
     with pytest.raises(UserError, match=r"\(3, 1\)"):
         envs.step(np.zeros((3, 1)))
     envs.close()

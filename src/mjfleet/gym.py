@@ -105,12 +105,14 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
         """Begin a new episode everywhere; the same after each reset with the same seed.
 
         Raises:
-            UserError: the environments are closed.
+            UserError: the environments are closed, or `options` has a `reset_mask`.
             TypeError: `seed` is no whole number.
             gymnasium.error.Error: `seed` is negative.
         """
         if self.closed:
             raise UserError("reset() was called after close().")
+        if options and "reset_mask" in options:
+            raise UserError("options has a reset_mask; here episodes that end are reset at once.")
         super().reset(seed=None if seed is None else index(seed))
         if seed is not None or not self._began:
             self._restore_first()
