@@ -60,8 +60,8 @@ def plan_in_process(
 ) -> tuple[FoundTask, LaunchPlan]:
     """Choose device, engine and threads of one worker in this process, as `train` does.
 
-    UserError if a value is not allowed, if they need what this machine lacks, or for a field that
-    only `train` has.
+    UserError if a value is not allowed, the configuration needs what this machine lacks, or a field
+    is for `train` alone.
     """
     if wrong := [name for name in changes if name in OF_TRAIN]:
         raise UserError(f"{wrong[0]}: only `mjfleet.train` or the command `train` can do that.")

@@ -34,6 +34,9 @@ class Policy:
         Args:
             observations: groups as an environment returns them, `(num_envs, size)` each: a
                 TensorDict, or a mapping of tensors or arrays.
+
+        Raises:
+            KeyError: a group that the policy observes is missing.
         """
         tensors = {
             name: torch.as_tensor(observations[name], dtype=torch.float32, device=self.device)

@@ -200,6 +200,9 @@ class Run:
         Args:
             checkpoint: a file; None: the newest.
             device: torch's name of the device.
+
+        Raises:
+            UserError: there is no such file, or no checkpoint yet; or the task's code does not fit.
         """
         from mjfleet.api.policy import Policy
 
@@ -218,6 +221,9 @@ class Run:
         Returns:
             `mean`, `std`, `min` and `max` of the return, the length, each reward term and
             each of the task's metrics, by name: `result["return"]["mean"]`.
+
+        Raises:
+            UserError: the command fails; the text is what it prints.
         """
         with TemporaryDirectory(prefix="mjfleet-") as folder:
             file = Path(folder, "episodes.json")
@@ -233,8 +239,8 @@ class Run:
     ) -> Path:
         """Write an MP4 file of the policy's first episodes; return its path.
 
-        Arguments are as for `evaluate`; `seconds` are those of simulated time. `path` None:
-        videos/policy.mp4 in the run directory.
+        Arguments and errors are as for `evaluate`; `seconds` are those of simulated time. `path`
+        None: videos/policy.mp4 in the run directory.
         """
         if path is None:
             path = self.path / "videos" / "policy.mp4"
@@ -245,7 +251,8 @@ class Run:
     def plot(self, path: str | Path | None = None, **flags: Any) -> Path:
         """Draw the curves of training into a PNG, SVG or PDF file; return its path.
 
-        `flags` are those of `mjfleet plot`: `x="minutes"`, `columns=["mean_return"]`.
+        `flags` are those of `mjfleet plot`: `x="minutes"`, `columns=["mean_return"]`. UserError as
+        for `evaluate`.
         """
         output = Path(path) if path else self.path / "plots" / "curves.png"
         self._command("plot", self.path, output=path, **flags)
@@ -256,7 +263,7 @@ class Run:
     ) -> Path:
         """Write the policy as a file that runs without mjfleet, ONNX by default; return its path.
 
-        `flags` are those of `mjfleet export`: `format="torchscript"`.
+        `flags` are those of `mjfleet export`: `format="torchscript"`. UserError as for `evaluate`.
         """
         suffix = ".pt" if flags.get("format") == "torchscript" else ".onnx"
         self._command("export", checkpoint or self.path, output=path, **flags)
