@@ -173,6 +173,8 @@ class Env(StatefulEnv[C]):
         if self.recorder:
             self.recorder.after_physics(self.sim)
         self.episode_length_buf += 1
+        for read_sensors in self._readers:
+            read_sensors()
         self.after_physics()
         terms = torch.stack(tuple(self.rewards().values())).to(torch.float32)
         if self.recorder:

@@ -66,9 +66,10 @@ class StatefulEnv(EnvContract[C]):
             object.__setattr__(self, name, tensor)
         return tensor
 
-    def each_step(self, advance: Callable[[], object]) -> None:
-        """Have a helper's function called at the end of each step, before `end_episode`."""
-        self._timers.append(advance)
+    def each_step(self, advance: Callable[[], object], after_physics: bool = False) -> None:
+        """Have a helper's function called at the end of each step, before `end_episode`; or with
+        `after_physics`, before the task's own `after_physics`."""
+        (self._readers if after_physics else self._timers).append(advance)
 
     def cache(self, *names: str) -> None:
         """Say of attributes that they may change and are no state: they follow from what is."""
@@ -169,6 +170,7 @@ class StatefulEnv(EnvContract[C]):
         """Declare nothing yet."""
         self._states, self._is_set_up = States(self.num_envs, self.sim.device), False
         self._timers: list[Callable[[], object]] = []
+        self._readers: list[Callable[[], object]] = []
         self._cached: set[str] = set()
         self._look: dict[str, Any] = {}
         self._observations = TensorDict()

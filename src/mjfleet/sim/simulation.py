@@ -16,7 +16,7 @@ from mjfleet.sim.unread import Unread, read
 
 STATE_FIELDS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos",
-    "mocap_quat",
+    "mocap_quat", "history",
 )  # fmt: skip
 """State and inputs: live tensors that may be written in place."""
 
@@ -32,7 +32,7 @@ ACCELERATION_FIELDS = ("qacc", "actuator_force", "qfrc_actuator", "qfrc_constrai
 """Functions of forces, as the last physics step computed them. Zero after a reset."""
 
 INTEGRATION_FIELDS = (
-    *STATE_FIELDS, "qacc_warmstart", "eq_active", "history", "userdata", "plugin_state",
+    *STATE_FIELDS, "qacc_warmstart", "eq_active", "userdata", "plugin_state",
 )  # fmt: skip
 """Everything that the next physics step depends on: MuJoCo's mjSTATE_INTEGRATION."""
 
