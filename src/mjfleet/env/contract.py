@@ -147,7 +147,8 @@ class EnvContract(VecEnv, Generic[C]):
 
     def debug_vis(self) -> Arrows:
         """Return named arrows to draw over each environment: start points and vectors, both
-        `(num_envs, 3)`, in metres in the world frame. None unless overridden."""
+        `(num_envs, 3)`, or `(num_envs, n, 3)` for several of one name, in metres in the world
+        frame. None unless overridden."""
         return {}
 
     def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:

@@ -52,6 +52,9 @@ def _check(what: str, value: Any, columns: str | int | None, env: Any) -> None:
     """Raise UserError unless a method has returned a tensor of its shape on the device."""
     shape, sizes = tuple(getattr(value, "shape", ())), () if columns is None else (columns,)
     wanted = f"({', '.join(map(str, (env.num_envs, *sizes)))}{'' if sizes else ','})"
+    if columns == 3:
+        wanted += f" or ({env.num_envs}, arrows, 3)"
+        sizes = shape[1:] if len(shape) == 3 and shape[1] and shape[2] == 3 else sizes
     if columns == "size":
         wanted += f" or ({env.num_envs}, channels, height, width)"
         sizes = shape[1:] if len(shape) in (2, 4) and all(shape[1:]) else sizes

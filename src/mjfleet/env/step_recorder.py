@@ -14,7 +14,8 @@ STARTS = ("time", *STATE, "ctrl")
 APPLIED = ("qfrc_applied", "xfrc_applied")
 """Large fields, zero unless a task writes them. Recorded once a task has read them."""
 Arrows = dict[str, tuple[torch.Tensor, torch.Tensor]]
-"""What `Env.debug_vis` returns."""
+"""What `Env.debug_vis` returns: start points and vectors, both `(num_envs, 3)` or, of several
+arrows, `(num_envs, n, 3)`, in m in the world frame."""
 
 
 class StepRecorder:
@@ -34,7 +35,7 @@ class StepRecorder:
         """Number of environments, the first ones, whose arrows are recorded. Set it before the
         first step, for which memory is allocated."""
         self.arrows: dict[str, torch.Tensor] = {}
-        """Start points and vectors of arrows, `(num_steps, shown, 2, 3)`."""
+        """Start points and vectors of arrows, `(num_steps, shown, 2, 3)` or `(..., 2, n, 3)`."""
 
     def before_physics(self, sim: Simulation, debug_vis: Callable[[], Arrows]) -> None:
         """Record what a step starts from, and the arrows of environments that are shown."""

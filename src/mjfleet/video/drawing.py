@@ -66,7 +66,7 @@ def pictures(recording: StateRecording) -> Iterator[Image.Image]:
             renderer.update_scene(data, camera)
             for name, colour in arrows:
                 start, vector = steps[name][step, env].astype(float)
-                add_arrow(renderer.scene, start, vector, colour, 0.02 * model.stat.extent)
+                add_arrows(renderer.scene, start, vector, colour, 0.02 * model.stat.extent)
             left, top = env % across * width, env // across * height
             drawn = Image.fromarray(renderer.render()).reduce(SUPERSAMPLING)
             picture.paste(drawn, (left, top))
@@ -101,14 +101,16 @@ def floating_body(model: mujoco.MjModel) -> int | None:
     return root if is_free else None
 
 
-def add_arrow(
-    scene: mujoco.MjvScene, start: np.ndarray, vector: np.ndarray, colour: Colour, width: float
+def add_arrows(
+    scene: mujoco.MjvScene, starts: np.ndarray, vectors: np.ndarray, colour: Colour, width: float
 ) -> None:
-    """Add an arrow to a scene, if there is room; lengths in m."""
-    if np.linalg.norm(vector) < MIN_ARROW or scene.ngeom == scene.maxgeom:
-        return
-    geom, kind = scene.geoms[scene.ngeom], mujoco.mjtGeom.mjGEOM_ARROW
-    rgba = np.array([*colour, 255], np.float32) / 255
-    mujoco.mjv_initGeom(geom, kind, np.zeros(3), np.zeros(3), np.zeros(9), rgba)
-    mujoco.mjv_connector(geom, kind, width, start, start + vector)
-    scene.ngeom += 1
+    """Add an arrow `(3,)` or several `(n, 3)` to a scene, while there is room; lengths in m."""
+    kind, rgba = mujoco.mjtGeom.mjGEOM_ARROW, np.array([*colour, 255], np.float32) / 255
+    for start, vector in zip(starts.reshape(-1, 3), vectors.reshape(-1, 3), strict=True):
+        length = np.linalg.norm(vector)
+        if length < MIN_ARROW or scene.ngeom == scene.maxgeom:
+            continue
+        geom = scene.geoms[scene.ngeom]
+        mujoco.mjv_initGeom(geom, kind, np.zeros(3), np.zeros(3), np.zeros(9), rgba)
+        mujoco.mjv_connector(geom, kind, min(width, length / 3), start, start + vector)
+        scene.ngeom += 1

@@ -25,7 +25,8 @@ class StateRecording:
     model: bytes  # The content of an .mjb file.
     steps: Mapping[str, np.ndarray]
     """`(pictures, envs, ...)` each: "time" (s, since the reset), "qpos", "mocap_pos", "mocap_quat"
-    where there are such bodies; "arrow/<name>" `(pictures, envs, 2, 3)`: start and vector, m."""
+    where there are such bodies; "arrow/<name>" `(pictures, envs, 2, 3)`, or with n arrows
+    `(pictures, envs, 2, n, 3)`: start and vector, m."""
 
 
 class StateRecorder:

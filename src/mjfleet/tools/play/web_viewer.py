@@ -145,8 +145,9 @@ class WebDisplay:
         self._scene.update_from_arrays(places[0], xmat, places[1], turns[1], **state)
         visible = slice(shown, shown + 1) if self._scene.show_only_selected else slice(None)
         for i, (name, arrow) in enumerate(self._playback.env.debug_vis().items()):
-            start, vector = (part.cpu().numpy() for part in arrow)
-            points = np.stack((start + aside, start + aside + vector), axis=1)[visible]
+            starts, vectors = (part.cpu().numpy().reshape(len(cells), -1, 3) for part in arrow)
+            ends = np.stack((starts, starts + vectors), axis=2) + aside[:, None, None]
+            points = ends[visible].reshape(-1, 2, 3)
             if name in self._arrows:
                 self._arrows[name].points = points.astype(np.float32)
                 continue

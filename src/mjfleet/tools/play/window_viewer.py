@@ -13,7 +13,7 @@ import mujoco.viewer
 from mjfleet.errors import UserError
 from mjfleet.tools.play.realtime_playback import Playback
 from mjfleet.utils.console import print_line
-from mjfleet.video.drawing import ARROW_COLOURS, add_arrow, floating_body
+from mjfleet.video.drawing import ARROW_COLOURS, add_arrows, floating_body
 
 KEYS = (
     "space pauses, right arrow steps, - and = change the speed, , and . the environment, enter "
@@ -66,8 +66,8 @@ def _show(playback: Playback, window: mujoco.viewer.Handle, data: mujoco.MjData)
             setattr(data, name, getattr(playback.env.sim, name)[shown].cpu().numpy())
         scene.ngeom = 0
         for colour, arrow in zip(cycle(ARROW_COLOURS), playback.env.debug_vis().values()):
-            start, vector = (part[shown].double().cpu().numpy() for part in arrow)
-            add_arrow(scene, start, vector, colour, ARROW_WIDTH)
+            starts, vectors = (part[shown].double().cpu().numpy() for part in arrow)
+            add_arrows(scene, starts, vectors, colour, ARROW_WIDTH)
     state = "paused" if playback.is_paused else f"{playback.speed:g} x"
     rows = [("environment", str(shown)), ("speed", state), ("playing", playback.playing)]
     rows += [(name, f"{sums:.4g}") for name, _, sums in playback.numbers()[0]]
