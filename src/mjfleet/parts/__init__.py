@@ -1,5 +1,6 @@
-"""Parts of which tasks are composed: `from mjfleet.parts import Contacts, add_contacts`."""
+"""Parts of which tasks are composed: `from mjfleet.parts import Contacts, HeightScan`."""
 
 from mjfleet.parts.contacts import Contacts, add_contacts
+from mjfleet.parts.rays import HeightScan, Rays, grid, lidar
 
-__all__ = ["Contacts", "add_contacts"]
+__all__ = ["Contacts", "HeightScan", "Rays", "add_contacts", "grid", "lidar"]

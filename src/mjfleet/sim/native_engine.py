@@ -33,6 +33,8 @@ class NativeSimulation(Simulation):
         # A NumPy view of this mask yields the world numbers that Batch expects.
         self._mask = torch.zeros(num_envs, dtype=torch.bool)
         self._mask_array = self._mask.numpy()
+        self._ends: dict[int, tuple[torch.Tensor, np.ndarray]] = {}
+        """By the number of rays, their starts and directions, and a NumPy view of these."""
         self._stage = _NONE
         self._copies: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         is_late = np.repeat(model.sensor_needstage == _ACC, model.sensor_dim)
@@ -89,6 +91,19 @@ class NativeSimulation(Simulation):
 
     def _expand(self, name: str) -> torch.Tensor:
         return torch.from_numpy(self._batch.expand(name))
+
+    def rays(
+        self, starts: torch.Tensor, directions: torch.Tensor, groups: tuple[int, ...]
+    ) -> torch.Tensor:
+        count = starts.shape[1]
+        if count not in self._ends:
+            with torch.inference_mode(False):
+                ends = torch.zeros(2, self.num_envs, count, 3, dtype=torch.float64)
+                self._ends[count] = ends, ends.numpy()
+        ends, array = self._ends[count]
+        ends[0], ends[1] = starts, directions
+        is_hit = [group in groups for group in range(mujoco.mjNGROUP)]
+        return torch.from_numpy(self._batch.ray(*array, geomgroup=is_hit)[0])
 
     def _ids(self, mask: torch.Tensor) -> np.ndarray:
         """Return the numbers of the worlds where `mask` is true."""

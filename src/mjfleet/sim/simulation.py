@@ -152,6 +152,23 @@ class Simulation(ABC):
         """Return the live tensor of a model's field with a value for each world."""
 
     @abstractmethod
+    def rays(
+        self, starts: torch.Tensor, directions: torch.Tensor, groups: tuple[int, ...]
+    ) -> torch.Tensor:
+        """Return how far each ray goes until it hits a geom, as `mujoco.mj_ray` does.
+
+        Geoms are where derived fields say.
+
+        Args:
+            starts: of the rays, `(num_envs, rays, 3)`, m, in the world frame.
+            directions: likewise, the units in which distances are.
+            groups: the geom groups, of 0 to 5, that rays hit.
+
+        Returns:
+            Distances, `(num_envs, rays)`, in the engine's precision; -1 where nothing is hit.
+        """
+
+    @abstractmethod
     def _bind(self, name: str) -> torch.Tensor:
         """Return the live tensor of a field."""
 

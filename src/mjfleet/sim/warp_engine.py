@@ -52,6 +52,8 @@ class WarpSimulation(Simulation):
         self.warning_kinds = tuple(str(kind.name) for kind in mjw.OverflowType.ALL & ~_LIMITS)
         start_warp(device)
         self._graphs: dict[tuple[object, ...], wp.Graph] = {}
+        self._ray_arrays: dict[int, RayArrays] = {}
+        """By the number of rays."""
         self._derived = False
         self._is_full = False  # Whether the device had no memory for larger buffers.
         if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # Which MuJoCo-Warp lacks.
@@ -137,6 +139,21 @@ class WarpSimulation(Simulation):
         with wp.ScopedDevice(str(self.device)):
             mjw.set_const(self._model, self._data, FIXED_AND_INERTIAL)
 
+    def rays(
+        self, starts: torch.Tensor, directions: torch.Tensor, groups: tuple[int, ...]
+    ) -> torch.Tensor:
+        self._derive()
+        count = starts.shape[1]
+        if count not in self._ray_arrays:
+            with torch.inference_mode(False), wp.ScopedDevice(str(self.device)):
+                self._ray_arrays[count] = RayArrays(self.num_envs, count)
+                self._cast(count, groups)  # Compiles and loads the kernel.
+        to_starts, to_directions, distances = self._ray_arrays[count].tensors
+        to_starts.copy_(starts)
+        to_directions.copy_(directions)
+        self.launch(self._cast, count, groups)
+        return distances.clone()
+
     def launch(self, function: Callable[..., None], *args: Any) -> None:
         """Launch the graph of a call, which is captured when it is made first."""
         key = function.__name__, *args
@@ -208,6 +225,21 @@ class WarpSimulation(Simulation):
         mjw.fwd_velocity(self._model, self._data)
         mjw.sensor_vel(self._model, self._data)
 
+    def _cast(self, count: int, groups: tuple[int, ...]) -> None:
+        """Cast so many rays."""
+        a: Any = self._ray_arrays[count]
+        is_hit: Any = wp.spatial_vector(
+            *(float(group in groups) for group in range(mujoco.mjNGROUP))
+        )
+        into = a.distances, a.geoms, a.normals
+        mjw.rays(self._model, self._data, a.starts, a.directions, is_hit, True, a.no_body, *into)
+
+    def _derive(self) -> None:
+        """Compute derived fields from now on."""
+        if not self._derived:
+            self._derived = True
+            self.forward()
+
     def _reset(self) -> None:
         mjw.reset_data(self._model, self._data, reset=self._mask_array)
 
@@ -221,12 +253,24 @@ class WarpSimulation(Simulation):
         return own.view(self.num_envs, *getattr(self.model, name).shape)
 
     def _bind(self, name: str) -> torch.Tensor:
-        if name not in STATE_FIELDS and not self._derived:
-            self._derived = True
-            self.forward()
+        if name not in STATE_FIELDS:
+            self._derive()
         # A matrix is 3 x 3 on warp, and 9 numbers in MuJoCo's own arrays.
         shape = np.shape(getattr(mujoco.MjData(self.model), name))
         return wp.to_torch(getattr(self._data, name)).view(self.num_envs, *shape)
+
+
+class RayArrays:
+    """What the graph that casts rays reads and writes, on warp's current device."""
+
+    def __init__(self, num_envs: int, count: int) -> None:
+        shape = num_envs, count
+        self.starts, self.directions, self.normals = (wp.zeros(shape, wp.vec3) for _ in range(3))
+        self.distances, self.geoms = wp.zeros(shape, float), wp.zeros(shape, int)
+        self.no_body = wp.full(count, -1, int)
+        """The body whose geoms each ray passes: none."""
+        arrays = self.starts, self.directions, self.distances
+        self.tensors = [wp.to_torch(array) for array in arrays]
 
 
 @wp.kernel(enable_backward=False)
