@@ -258,6 +258,7 @@ def test_what_does_not_fit_is_one_message(options: dict[str, Any], message: str)
     ("kind", "sizes", "message"),
     [
         ("contact", {"intprm": [3, 3, 2]}, "contacts/mine has 8 numbers and keeps 0 samples; let"),
+        ("contact", {"intprm": [5, 3, 1]}, "contacts/mine has 4 numbers and keeps 0 samples; let"),
         ("force", {}, "contacts/mine has 3 numbers and keeps 0 samples"),
     ],
 )

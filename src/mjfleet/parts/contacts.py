@@ -12,9 +12,8 @@ from mjfleet.env import Env
 from mjfleet.errors import UserError
 
 KINDS = {"geom": mjtObj.mjOBJ_GEOM, "body": mjtObj.mjOBJ_BODY, "subtree": mjtObj.mjOBJ_XBODY}
-FOUND, FORCE = (
-    1 << field.value for field in (mjtConDataField.mjCONDATA_FOUND, mjtConDataField.mjCONDATA_FORCE)
-)
+FOUND = 1 << mjtConDataField.mjCONDATA_FOUND.value
+FORCE = 1 << mjtConDataField.mjCONDATA_FORCE.value
 NET_FORCE = 3  # MuJoCo's reduction `netforce`: the sum of all forces, in the world frame.
 NEVER = 1e9  # Age of samples that do not count.
 
@@ -94,19 +93,20 @@ class Contacts:
                 f"Contacts({label!r}): call add_contacts in make_model, with this label; the "
                 f"sensors are: {', '.join(names) or 'none'}."
             )
-        columns = model.sensor_type, model.sensor_dim, model.sensor_history[:, 0]
-        _, size, samples = (int(column[ids[0]]) for column in columns)
-        for i in ids:
-            kind, *sizes = (int(column[i]) for column in columns)
-            is_contact = kind == mjtSensor.mjSENS_CONTACT and size in (1, 4)
-            if not is_contact or sizes != [size, samples] or samples not in (0, steps):
+        count, samples = len(ids), int(model.sensor_history[ids[0], 0])
+        data = int(model.sensor_intprm[ids[0], 0])
+        size = 4 if data & FORCE else 1
+        wanted = mjtSensor.mjSENS_CONTACT, FOUND | data & FORCE, size, samples
+        columns = model.sensor_type, model.sensor_intprm[:, 0], model.sensor_dim
+        for place, i in enumerate(ids, start=ids[0]):
+            found = *(int(column[i]) for column in columns), int(model.sensor_history[i, 0])
+            if found != wanted or i != place or samples not in (0, steps):
                 raise UserError(
-                    f"Contacts({label!r}): the sensor {names[i]} has {sizes[0]} numbers and keeps "
-                    f"{sizes[1]} samples; let add_contacts make all these sensors, with "
+                    f"Contacts({label!r}): the sensor {names[i]} has {found[2]} numbers and keeps "
+                    f"{found[3]} samples; let add_contacts make all these sensors, with "
                     f"samples=cfg.decimation, {steps}, or 0."
                 )
         self.names = tuple(names[i].removeprefix(f"{label}/") for i in ids)
-        count = len(ids)
         self._count = samples or 1
         self._dt, self._seconds = float(model.opt.timestep), env.step_dt / self._count
         # The newest sample of a force is a physics step older than the new state.
