@@ -394,6 +394,16 @@ def test_worlds_may_differ_in_what_the_model_says(engine: str) -> None:
         assert close(sim.qpos[world, :3], data.qpos[:3], 1e-3), world
 
 
+def test_worlds_may_fall_at_their_own_rates(engine: str) -> None:
+    sim = build(engine, load("box"))
+    sim.expand("opt.gravity")[:, 2] = -9.81 * torch.tensor(MASSES).to(sim.qpos)
+    start = sim.qpos[:, 2].clone()
+    sim.qpos[:, 2] += 100.0
+    sim.step(10)
+    fallen = 100.0 + start - sim.qpos[:, 2]
+    assert close(fallen / fallen[1], MASSES, 1e-3)
+
+
 def test_what_differs_is_kept_with_the_state(engine: str) -> None:
     model = load("box")
     sim, again = build(engine, model), build(engine, model)
@@ -406,6 +416,6 @@ def test_what_differs_is_kept_with_the_state(engine: str) -> None:
 
 def test_only_arrays_of_the_model_can_differ(engine: str) -> None:
     sim = build(engine, load("box"))
-    for name in ("geom_frction", "nq"):
+    for name in ("geom_frction", "nq", "opt.gravty", "opt.timestep"):
         with pytest.raises(ValueError, match=name):
             sim.expand(name)

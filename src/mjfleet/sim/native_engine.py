@@ -27,6 +27,8 @@ class NativeSimulation(Simulation):
     by steps and cleared by resets.
     """
 
+    engine = "native"
+
     def __init__(self, model: mujoco.MjModel, num_envs: int, num_threads: int) -> None:
         super().__init__(model, num_envs, "cpu")
         self._batch = Batch(model, nsim=num_envs, nthread=num_threads)
@@ -36,6 +38,7 @@ class NativeSimulation(Simulation):
         self._ends: dict[int, tuple[torch.Tensor, np.ndarray]] = {}
         """By the number of rays, their starts and directions, and a NumPy view of these."""
         self._stage = _NONE
+        self._sets_const = False  # Whether constants follow from fields that differ.
         self._copies: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         is_late = np.repeat(model.sensor_needstage == _ACC, model.sensor_dim)
         self._of_acceleration = torch.from_numpy(is_late)
@@ -85,8 +88,12 @@ class NativeSimulation(Simulation):
             if name.startswith("last "):
                 getattr(self, name.removeprefix("last "))  # Binding a field creates its copy.
         super().restore(state)
+        if self._sets_const:
+            self._batch.set_const()
+            self.forward()
 
     def set_const(self) -> None:
+        self._sets_const = True
         self._batch.set_const()
 
     def _expand(self, name: str) -> torch.Tensor:

@@ -5,7 +5,8 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from operator import attrgetter
+from typing import Any, ClassVar, Literal
 
 import mujoco
 import numpy as np
@@ -41,6 +42,9 @@ CONSTANTS = (
 )  # fmt: skip
 """Fields of a model that MuJoCo computes from masses, inertias and armatures."""
 
+BOUNDS = ("geom_aabb", "geom_rbound")
+"""Fields of a model that MuJoCo computes from the sizes of geoms."""
+
 FIELDS = STATE_FIELDS + DERIVED_FIELDS + ACCELERATION_FIELDS
 
 
@@ -58,6 +62,7 @@ class Simulation(ABC):
     `mujoco.mj_step`. They are zero between a reset and the next step.
     """
 
+    engine: ClassVar[Literal["warp", "native"]]
     warning_kinds: tuple[str, ...]
     """Every kind that `warnings` may report."""
     buffer_use: BufferUse | None = None
@@ -126,26 +131,40 @@ class Simulation(ABC):
 
     @abstractmethod
     def set_const(self) -> None:
-        """Recompute the constants of each world's model that depend on masses, inertias and
-        armatures, such as `body_subtreemass`. Call it after writing those, before the first step.
+        """Recompute the constants of each world's model that depend on masses, inertias, armatures
+        and sizes, such as `body_subtreemass`. Call it after writing those, before the first step.
         """
 
     def expand(self, name: str) -> torch.Tensor:
         """Return a field of the model that may differ between worlds.
 
         It is a live tensor `(num_envs, ...)` in the shape that `mujoco.MjModel` gives the field,
-        with the model's values at first. Call this before the first step, in `Env.setup`, and write
-        the tensor in place at any time. Masses, inertias and armatures also need `set_const`.
+        with the model's values at first; an array of its options is named as in "opt.gravity". Call
+        this before the first step, in `Env.setup`, and write the tensor in place at any time.
+        Masses, inertias, armatures and sizes also need `set_const`.
 
         Raises:
             ValueError: the field does not exist, or is the same for all worlds on this engine.
         """
         if name not in self.expanded:
-            if not isinstance(getattr(self.model, name, None), np.ndarray):
-                raise ValueError(f"the model has no array {name!r}")
+            self.of_model(name)
             with torch.inference_mode(False):
                 self.expanded[name] = self._expand(name)
         return self.expanded[name]
+
+    def of_model(self, name: str) -> np.ndarray:
+        """Return the values of a field that `expand` takes, as the model has them.
+
+        Raises:
+            ValueError: the model has no such array.
+        """
+        try:
+            array = attrgetter(name)(self.model)
+        except AttributeError:
+            array = None
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"the model has no array {name!r}")
+        return array
 
     @abstractmethod
     def _expand(self, name: str) -> torch.Tensor:

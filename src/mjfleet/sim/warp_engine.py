@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 import mujoco
@@ -17,6 +18,7 @@ from mjfleet.errors import UserError
 from mjfleet.sim.buffer_use import BufferUse, overflowed_sizes
 from mjfleet.sim.simulation import (
     ACCELERATION_FIELDS,
+    BOUNDS,
     CONSTANTS,
     INTEGRATION_FIELDS,
     STATE_FIELDS,
@@ -38,6 +40,8 @@ class WarpSimulation(Simulation):
     A captured graph holds the addresses of its arrays. Nothing may replace an array of `_data`
     afterwards: arrays are written in place.
     """
+
+    engine = "warp"
 
     def __init__(
         self,
@@ -135,6 +139,9 @@ class WarpSimulation(Simulation):
     def set_const(self) -> None:
         for name in CONSTANTS:
             if getattr(self.model, name).size:
+                self.expand(name)
+        if "geom_size" in self.expanded:
+            for name in BOUNDS:
                 self.expand(name)
         with wp.ScopedDevice(str(self.device)):
             mjw.set_const(self._model, self._data, FIXED_AND_INERTIAL)
@@ -244,13 +251,17 @@ class WarpSimulation(Simulation):
         mjw.reset_data(self._model, self._data, reset=self._mask_array)
 
     def _expand(self, name: str) -> torch.Tensor:
-        shared = getattr(self._model, name, None)
-        if not isinstance(shared, wp.array) or shared.shape[0] != 1 or shared.ndim < 2:
+        *options, field = name.split(".")
+        owner = attrgetter(*options)(self._model) if options else self._model
+        shared = getattr(owner, field, None)
+        # Arrays of the model have a dimension for the worlds if they have one for their objects.
+        dims = 1 if options else 2
+        if not isinstance(shared, wp.array) or shared.shape[0] != 1 or shared.ndim < dims:
             raise ValueError(f"MuJoCo-Warp keeps {name!r} for all worlds together")
         own = wp.to_torch(shared).repeat_interleave(self.num_envs, dim=0)
-        setattr(self._model, name, wp.from_torch(own, dtype=shared.dtype))
+        setattr(owner, field, wp.from_torch(own, dtype=shared.dtype))
         self._graphs.clear()  # They hold the address of the shared array.
-        return own.view(self.num_envs, *getattr(self.model, name).shape)
+        return own.view(self.num_envs, *self.of_model(name).shape)
 
     def _bind(self, name: str) -> torch.Tensor:
         if name not in STATE_FIELDS:
