@@ -70,6 +70,17 @@ def test_tasks_are_listed_as_a_table(run: Run) -> None:
     assert "?" not in result.stdout  # go1's observations depend on its flags.
 
 
+def test_the_variations_of_a_task_are_listed_with_their_ranges(run: Run) -> None:
+    result = run("mjfleet", "tasks", "go1-velocity-flat")
+    rows = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "geom_friction FR_foot, FL_foot, RR_foot, RL_foot set 0.4 to 1.2 at the start" in rows[2]
+    assert any("gains .* scale 0.9 to 1.1 at the start each its own" in row for row in rows)
+    assert "varies nothing" in run("mjfleet", "tasks", "cartpole-balance").stdout
+    result = run("mjfleet", "tasks", "go1-velocity-falt")
+    assert result.returncode == 2
+    assert "Did you mean go1-velocity-flat" in result.stderr
+
+
 def test_commands_are_listed(run: Run) -> None:
     assert "tasks" in run("mjfleet", "--help", prelude=POISON).stdout
     assert run("mjfleet").returncode == 2

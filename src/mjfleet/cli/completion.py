@@ -29,7 +29,7 @@ compdef _mjfleet mjfleet train play""",
     mjfleet completion --words (commandline -opc) (commandline -ct) 2>/dev/null # _mjfleet
     )'; end""",
 }
-TASK_FIRST = ("train", "sweep", "tune", "play", "check-task")
+TASK_FIRST = ("train", "sweep", "tune", "play", "tasks", "check-task")
 NAME_A_RUN = ("--resume", "--init-from", "--teacher")
 RUNS = ("plot", "compare", "report", "export", "inspect", "runs")
 UNSAFE = set(" \\'\"$`!&;|<>(){}[]*?~#^=")  # What a shell obeys in a name, which may be anybody's.

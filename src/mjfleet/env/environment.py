@@ -276,6 +276,8 @@ class Env(StatefulEnv[C]):
     def _reset(self, mask: torch.Tensor) -> None:
         self.sim.reset(mask)
         self._states.reset(mask)
+        for begin in self._resets:
+            begin(mask)
         self.reset_worlds(mask)
         self.sim.forward(mask)
 

@@ -71,6 +71,10 @@ class StatefulEnv(EnvContract[C]):
         `after_physics`, before the task's own `after_physics`."""
         (self._readers if after_physics else self._timers).append(advance)
 
+    def each_reset(self, begin: Callable[[torch.Tensor], object]) -> None:
+        """Have a helper's function of the mask called at each reset, before `reset_worlds`."""
+        self._resets.append(begin)
+
     def cache(self, *names: str) -> None:
         """Say of attributes that they may change and are no state: they follow from what is."""
         self._cached.update(names)
@@ -171,11 +175,14 @@ class StatefulEnv(EnvContract[C]):
         self._states, self._is_set_up = States(self.num_envs, self.sim.device), False
         self._timers: list[Callable[[], object]] = []
         self._readers: list[Callable[[], object]] = []
+        self._resets: list[Callable[[torch.Tensor], object]] = []
         self._cached: set[str] = set()
         self._look: dict[str, Any] = {}
         self._observations = TensorDict()
         self.curricula: list[Any] = []
         """Each `Levels` of the task, in the order of their making."""
+        self.variations: list[Any] = []
+        """What each call of `mjfleet.parts.vary` varies."""
 
     def _set_up(self, names: Iterable[str]) -> None:
         """Call the task's `setup`; attributes of these `names` are the framework's."""

@@ -1,6 +1,17 @@
-"""Parts of which tasks are composed: `from mjfleet.parts import Contacts, HeightScan`."""
+"""Parts of which tasks are composed: `from mjfleet.parts import Contacts, HeightScan, vary`."""
 
 from mjfleet.parts.contacts import Contacts, add_contacts
 from mjfleet.parts.rays import HeightScan, Rays, grid, lidar
+from mjfleet.parts.variation import Distribution, Variation, vary
 
-__all__ = ["Contacts", "HeightScan", "Rays", "add_contacts", "grid", "lidar"]
+__all__ = [
+    "Contacts",
+    "Distribution",
+    "HeightScan",
+    "Rays",
+    "Variation",
+    "add_contacts",
+    "grid",
+    "lidar",
+    "vary",
+]
