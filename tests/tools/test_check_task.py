@@ -119,6 +119,22 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
             r"rewards\(\)\['approach'\] of an environment depends",
         ],
     ),
+    # Variations that vary nothing: equal ranges, zeros that are scaled, what touches nothing.
+    (
+        [
+            ("import torch\n", "import torch\n\nfrom mjfleet.parts import vary\n"),
+            after(SETUP, 'vary(self, "dof_damping", ".*", "scale", (0.5, 2.0))',
+                  'vary(self, "body_mass", ".*arm", "scale", (1.5, 1.5))',
+                  'vary(self, "geom_friction", ".*", "scale", (0.5, 2.0))',
+                  'vary(self, "dof_frictionloss", ".*", "scale", (0.5, 2.0))',
+                  'vary(self, "dof_armature", ".*", "add", (0.0, 0.0))'),
+        ],
+        [
+            r"vary\('body_mass', '.\*arm'\): is the same in all environments, by its range of 1.5",
+            r"vary\('geom_friction', '.\*'\): changes nothing within 99 steps",
+            r"vary\('dof_frictionloss', '.\*'\): scales numbers that are 0 in the model",
+        ],
+    ),
     ([(APPLY, "        action.clamp(-1.0, 1.0)\n")], [r"the actions change nothing"]),
     ([method("terminated", "self.way_to_target().norm(dim=1) < 10")],
      [r"terminated\(\): true after 1 steps of most"]),

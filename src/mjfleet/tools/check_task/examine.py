@@ -65,6 +65,7 @@ class Examination:
         states = subject.from_random_states(signals.ROUNDS)
         constant = check(signals.constant_signals, run, states)
         yield from (*constant, *signals.rare_numbers(states), *check(state_checks.variations))
+        yield from check(state_checks.idle_variations, subject.actions(signals.STEPS))
         if draws or undeclared:
             return  # Futures differ for that reason.
         if unequal := check(comparisons.seeds, self._build):

@@ -10,7 +10,14 @@ from mujoco import mjtJoint
 
 from mjfleet.env.undeclared import changes, look
 from mjfleet.sim.simulation import DERIVED_FIELDS
-from mjfleet.tools.check_task.subject import Finding, Subject, differs, is_equal_in_all
+from mjfleet.tools.check_task.subject import (
+    Finding,
+    Outcome,
+    Subject,
+    differs,
+    is_equal_in_all,
+    roll,
+)
 
 RESETS = 30  # After which a change that adds up has grown.
 GROWTH = 2.5  # Factor by which it must have grown.
@@ -121,7 +128,8 @@ def stale_reads(subject: Subject) -> Iterator[Finding]:
 def variations(subject: Subject) -> Iterator[Finding]:
     """Find fields of the model that are equal in all environments, or drift with each reset."""
     env, sim = subject.env, subject.env.sim
-    built = {name: torch.as_tensor(np.asarray(getattr(sim.model, name))) for name in sim.expanded}
+    built = {name: torch.as_tensor(sim.of_model(name)) for name in sim.expanded}
+    by_vary = {place.name for one in env.variations for place in one.places}
 
     def factors() -> dict[str, torch.Tensor]:
         """Return each field divided by the model's, without the model's zeros."""
@@ -144,7 +152,7 @@ def variations(subject: Subject) -> Iterator[Finding]:
                 f"sim.expand({name!r}) drifts away with each reset: a new value is drawn from the "
                 "last one; keep a copy of the first values in setup(), and vary that"
             )
-        elif is_equal_in_all(later):
+        elif is_equal_in_all(later) and name not in by_vary:
             yield Finding(
                 f"sim.expand({name!r}) varies, and is the same in all environments; draw "
                 "(num_envs, size) numbers with self.uniform or self.normal"
@@ -156,6 +164,48 @@ def variations(subject: Subject) -> Iterator[Finding]:
             yield Finding(
                 f"reset_worlds(): draws {name} anew, the same for all environments; draw "
                 "(num_envs, size) numbers with self.uniform or self.normal"
+            )
+
+
+def idle_variations(subject: Subject, actions: torch.Tensor) -> Iterator[Finding]:
+    """Find calls of `vary` with the same numbers everywhere, or without an effect.
+
+    Half of the environments start in random states, and all take the `actions`.
+    """
+    env = subject.env
+    outcome: Outcome = {}
+
+    def future() -> Outcome:
+        """Return what the actions lead to, and restore the state."""
+        half = slice(env.num_envs // 2)
+        subject.write_random_states(torch.Generator().manual_seed(17), half)
+        found = {name: values[1:] for name, values in roll(env, actions).items()}
+        subject.restore()
+        return found
+
+    for one in env.variations:
+        now = torch.cat([place.field.index_select(1, place.at) for place in one.places], dim=1)
+        own = torch.cat([place.own.flatten() for place in one.places])
+        is_wide = one.distribution.low < one.distribution.high
+        if not differs(now, own.expand_as(now)).any():
+            if is_wide:
+                yield Finding(f"{one}: scales numbers that are 0 in the model; add or set them")
+            continue
+        if is_equal_in_all(now) and not one.shared:
+            yield Finding(
+                f"{one}: is the same in all environments, by its range of {one.range}; widen it, "
+                "or change the model, or write shared=True if that is meant",
+                is_sure=is_wide,
+            )
+            continue
+        outcome = outcome or future()
+        one.undo()
+        if all(torch.equal(outcome[name], other) for name, other in future().items()):
+            yield Finding(
+                f"{one}: changes nothing within {len(actions)} steps; see which names `mjfleet "
+                "tasks` shows. Of the friction of two geoms the larger one counts, or that of the "
+                "geom with the higher priority",
+                is_sure=False,
             )
 
 
