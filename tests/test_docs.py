@@ -125,8 +125,13 @@ def test_the_quadruped_of_the_guide_has_no_mistakes_stands_and_trains(
     shutil.copytree(REPOSITORY / "examples/foal", folder, ignore=IGNORED)
     shown = [text for language, text in blocks if is_file(language, text)]
     assert shown == [(folder / name).read_text() for name in ("config.py", "env.py")]
-    for name in ("foal-velocity-flat", "foal-velocity-rough"):
-        found = discover({}, str(folder.parent)).tasks[name]
+    (piece,) = (text for language, text in blocks if "class SeeingEnv(" in text)
+    with (folder / "env.py").open("a") as env:
+        env.write(f"\n{piece}")
+    tasks = discover({}, str(folder.parent)).tasks
+    rough = tasks["foal-velocity-rough"]
+    seeing = replace(rough, task=replace(rough.task, env_class="env:SeeingEnv"))
+    for found in (tasks["foal-velocity-flat"], rough, seeing):
         config = from_dict(found.defaults(), {"env": {"num_envs": 32}})
         assert not list(Examination(found, config).on_native())
     few = {

@@ -166,7 +166,7 @@ def _add_ground(spec: mujoco.MjSpec, terrain: Terrain | None = None) -> None:
     _set_view(spec, is_rough=terrain is not None)
     floor = spec.worldbody.add_geom(
         name=FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0.0, 0.0, 0.05), material=GROUND,
-        contype=1, conaffinity=0, priority=-1,
+        contype=1, conaffinity=0, priority=-1, group=0,
     )  # fmt: skip
     if terrain:
         terrain.put_into(spec, floor)
