@@ -85,7 +85,7 @@ class CopiedBytes(TorchDispatchMode):
 def test_an_end_copies_no_constants() -> None:
     envs = make_vector("go1-velocity-rough", num_envs=2, env={"episode_seconds": 0.04})
     envs.reset(seed=1)
-    assert envs.env.ground.nbytes > 1_000_000  # pyright: ignore[reportAttributeAccessIssue]
+    assert envs.env.ground.planes.nbytes > 1_000_000  # pyright: ignore[reportAttributeAccessIssue]
     with CopiedBytes() as copied:
         for _ in range(3):
             envs.step(envs.action_space.sample())

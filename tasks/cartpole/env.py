@@ -18,13 +18,12 @@ class CartpoleEnv(Env[CartpoleConfig]):
     def reset_worlds(self, mask: torch.Tensor) -> None:
         """Draw states as the suite does: positions in m and rad, velocities in m/s and rad/s."""
         if self.cfg.swing_up:
-            start = 0.01 * self.normal(2)
-            start[:, 1] += math.pi
+            start = self.normal(2, 0.01)
+            start[:, 1].add_(math.pi)
         else:
             start = torch.cat((self.uniform(1, -0.1, 0.1), self.uniform(1, -0.034, 0.034)), dim=1)
-        world = mask.unsqueeze(1)
-        self.sim.qpos[:] = torch.where(world, start, self.sim.qpos)
-        self.sim.qvel[:] = torch.where(world, 0.01 * self.normal(2), self.sim.qvel)
+        self.write(mask, self.sim.qpos, start)
+        self.write(mask, self.sim.qvel, self.normal(2, 0.01))
 
     def apply(self, action: torch.Tensor) -> None:
         self.sim.ctrl[:] = action.clamp(-1.0, 1.0)
@@ -38,11 +37,11 @@ class CartpoleEnv(Env[CartpoleConfig]):
     def rewards(self) -> dict[str, torch.Tensor]:
         """The suite's smooth reward, a product of four factors, at most 1 a step."""
         cart, angle = self.sim.qpos.unbind(dim=1)
-        upright = (angle.cos() + 1) / 2
-        centered = (1 + gaussian(cart, margin=2.0)) / 2
-        small_control = (4 + (1 - self.sim.ctrl[:, 0].square()).clamp(min=0)) / 5
-        small_velocity = (1 + gaussian(self.sim.qvel[:, 1], margin=5.0)) / 2
-        return {"balance": upright * small_control * small_velocity * centered}
+        upright = 1 + angle.cos()
+        centered = 1 + gaussian(cart, margin=2.0)
+        small_velocity = 1 + gaussian(self.sim.qvel[:, 1], margin=5.0)
+        small_control = 5 - self.sim.ctrl[:, 0].square()
+        return {"balance": upright * centered * small_velocity * small_control / 40}
 
     def deployment(self) -> dict[str, Any]:
         """Return what a robot's program must know: what it observes and what an action means."""

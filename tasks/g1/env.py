@@ -1,7 +1,7 @@
 """Unitree G1 on flat ground: mjfleet.legged has what it observes and earns."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -30,13 +30,17 @@ class FlatEnv(VelocityEnv):
 
     cfg: G1Config  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def reward_terms(self) -> dict[str, torch.Tensor]:
+    def reward_terms(self) -> dict[str, torch.Tensor | Callable[[], torch.Tensor]]:
         """Add the reward of mjlab's and Isaac Lab's bipeds for steps instead of standing."""
-        terms, seconds = super().reward_terms(), self.cfg.air_seconds
+        return {**super().reward_terms(), "swing": self.swings}
+
+    def swings(self) -> torch.Tensor:
+        """Return 1 where the robot walks: one foot on the ground, the other neither too short nor
+        too long in the air."""
+        seconds = self.cfg.air_seconds
         swings = (self.air_time > seconds) & (self.air_time < seconds + 0.3)
-        on_one_foot = (self.on_ground > 0).sum(dim=1) == 1
-        steps = swings.any(dim=1) & on_one_foot & ~self.stands
-        return terms | {"swing": self.cfg.weights.swing * steps}
+        on_one_foot = self.touching.sum(dim=1) == 1
+        return (swings.any(dim=1) & on_one_foot & ~self.stands).float()
 
     def terminated(self) -> torch.Tensor:
         """Return where the robot is tilted, or anything but its feet touches the ground."""

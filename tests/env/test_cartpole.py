@@ -44,7 +44,7 @@ def test_reward_is_the_published_product(state: tuple[float, ...], reward: float
     env.sim.qpos[:] = torch.tensor([[cart, angle]])
     env.sim.qvel[:] = torch.tensor([[0.0, speed]])
     env.sim.ctrl[:] = control
-    (term,) = env.rewards().values()
+    (term,) = env.compute(env.rewards()).values()
     assert term.tolist() == pytest.approx([reward], abs=1e-6)
 
 

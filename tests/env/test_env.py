@@ -206,7 +206,7 @@ def test_a_step_keeps_its_order() -> None:
     env = reach()
     env.order.clear()
     env.step(torch.zeros(3, 2))
-    assert env.order == ["apply", "rewards", "terminated", "reset_worlds", "observe"]
+    assert env.order == ["apply", "terminated", "rewards", "reset_worlds", "observe"]
     assert env.sim.time[0] == pytest.approx(2 * 0.004)
 
 
@@ -294,6 +294,11 @@ class Misshapen(ReachEnv):
         flat = torch.zeros(self.num_envs, 2)
         return {"target": (flat, flat)} if self.what == "flat arrow" else super().debug_vis()
 
+    def reward_weights(self) -> dict[str, float]:
+        return {"weight of nothing": {"bonus": 1.0}, "no weight": {"alive": float("nan")}}.get(
+            self.what, {}
+        )
+
     def terminated(self) -> torch.Tensor:
         return torch.zeros(self.num_envs) if self.what == "float mask" else super().terminated()
 
@@ -306,6 +311,8 @@ class Misshapen(ReachEnv):
         ("float mask", r"terminated\(\) is torch.float32, not torch.bool"),
         ("tensor", r"observe\(\) must return a dictionary"),
         ("flat arrow", r"debug_vis\(\)\['target'\] is \(2, 2\)"),
+        ("weight of nothing", r"reward_weights\(\) names bonus; rewards\(\) has alive, effort"),
+        ("no weight", r"reward_weights\(\) returns .* finite numbers"),
     ],
 )
 def test_wrong_shapes_are_refused_before_training(what: str, message: str) -> None:
@@ -313,3 +320,59 @@ def test_wrong_shapes_are_refused_before_training(what: str, message: str) -> No
     kind = type("Wrong", (Misshapen,), {"what": what, "model_file": str(TESTS / "models/arm.xml")})
     with pytest.raises(UserError, match=message):
         kind(cfg, make_simulation("native", kind.make_model(cfg), 2), seed=0)
+
+
+class Weighted(ReachEnv):
+    """Counts calls of a term, in a list that it does not own."""
+
+    calls: ClassVar[list[str]] = []
+    weights: ClassVar[dict[str, float]] = {}
+
+    def rewards(self) -> dict[str, Any]:
+        def effort() -> torch.Tensor:
+            self.calls.append("effort")
+            return -torch.ones(self.num_envs)
+
+        return {"alive": 1.0 - self.failed.float(), "effort": effort}
+
+    def reward_weights(self) -> dict[str, float]:
+        return self.weights
+
+
+@pytest.mark.parametrize(("effort", "calls"), [(0.5, 2), (0.0, 0)])
+def test_terms_are_weighted_once_and_not_computed_without_weight(effort: float, calls: int) -> None:
+    model = str(TESTS / "models/arm.xml")
+    weights = {"alive": 2.0, "effort": effort}
+    kind = type("Kind", (Weighted,), {"calls": [], "weights": weights, "model_file": model})
+    cfg = EnvConfig(num_envs=3, decimation=2)
+    env = kind(cfg, make_simulation("native", kind.make_model(cfg), 3), seed=0)
+    env.failing[0] = True
+    _, rewards, _, _ = env.step(torch.zeros(3, 2))
+    assert env.reward_names == ("alive", "effort")
+    assert env.terms.tolist() == [[0, 2, 2], [-effort] * 3]
+    assert rewards.tolist() == [-effort, 2 - effort, 2 - effort]
+    assert len(kind.calls) == calls  # When it was built, and in the step.
+    assert env.take_statistics()["reward/alive"] == (0, 1)
+
+
+def test_random_numbers_have_the_ranges_of_their_columns() -> None:
+    env = reach(num_envs=500)
+    low, high = torch.tensor((-1.0, 5.0)), torch.tensor((1.0, 5.5))
+    drawn = env.uniform(2, low, high)
+    assert drawn.shape == (500, 2)
+    assert ((drawn >= low) & (drawn < high)).all()
+    assert drawn.mean(dim=0).tolist() == pytest.approx([0, 5.25], abs=0.1)
+    assert (env.uniform(1, -3.0, -2.0) + 2.5).abs().max() <= 0.5
+    assert env.normal(1, 0.1).std().item() == pytest.approx(0.1, rel=0.2)
+    numbers = env.integers(1, 2, 5)
+    assert numbers.dtype == torch.long
+    assert sorted(set(numbers.flatten().tolist())) == [2, 3, 4]
+
+
+def test_values_are_written_where_the_mask_is_true() -> None:
+    env = reach(num_envs=3)
+    mask = torch.tensor((True, False, True))
+    env.sim.qpos[:] = 1.0
+    env.write(mask, env.sim.qpos, torch.full((3, 2), 2.0))
+    env.write(mask, env.sim.qpos[:, 1], torch.tensor((7.0, 8.0, 9.0)))
+    assert env.sim.qpos.tolist() == [[2, 7], [1, 1], [2, 9]]

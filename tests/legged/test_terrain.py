@@ -10,7 +10,7 @@ import torch
 import warp as wp
 
 from mjfleet.legged.scene import make_robot
-from mjfleet.legged.terrain import heights_at, make_terrain
+from mjfleet.legged.terrain import Ground, make_terrain
 
 from ..conftest import REPOSITORY
 
@@ -30,7 +30,7 @@ def model(terrain: Any) -> mujoco.MjModel:
 
 def look_up(terrain: Any, xy: np.ndarray) -> np.ndarray:
     points = torch.as_tensor(xy, dtype=torch.float32)
-    return heights_at(torch.as_tensor(terrain.heights), points).numpy()
+    return Ground(torch.as_tensor(terrain.heights)).heights_at(points).numpy()
 
 
 def tile(terrain: Any, level: int, column: int) -> np.ndarray:
@@ -67,9 +67,9 @@ def test_the_lookup_is_the_surface_that_mujoco_has(terrain: Any, model: mujoco.M
 def test_the_lookup_takes_any_shape_and_any_number(terrain: Any) -> None:
     heights = torch.as_tensor(terrain.heights)
     grid = torch.as_tensor(terrain.origins[:, :, :2])
-    assert heights_at(heights, grid).shape == grid.shape[:-1]
+    assert Ground(heights).heights_at(grid).shape == grid.shape[:-1]
     nowhere = torch.tensor([[1e6, 0.0], [0.0, -1e30], [torch.inf, -torch.inf], [torch.nan, 0.0]])
-    found = heights_at(heights, nowhere)
+    found = Ground(heights).heights_at(nowhere)
     assert found[:3].tolist() == [0, 0, 0]
     assert found[3].isnan()
 

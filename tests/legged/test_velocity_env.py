@@ -1,7 +1,6 @@
 """What is wrong in a legged robot's class is named, and what a fall costs."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
-from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
+from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig, WeightsConfig
 from mjfleet.legged.rough_env import RoughVelocityEnv
 from mjfleet.legged.velocity_env import VelocityEnv
 from mjfleet.sim import make_simulation
@@ -23,10 +22,12 @@ class Robot(VelocityEnv):
     model_file = str(REPOSITORY / "tasks/go2/go2.xml")
 
 
-def build(env_class: type[VelocityEnv], **attributes: Any) -> VelocityEnv:
+def build(
+    env_class: type[VelocityEnv], cfg: VelocityConfig | None = None, **attributes: Any
+) -> VelocityEnv:
     """Two environments of a class with other attributes."""
     changed = type(env_class.__name__, (env_class,), {"__module__": __name__, **attributes})
-    cfg = VelocityConfig(num_envs=2)
+    cfg = cfg or VelocityConfig(num_envs=2)
     return changed(cfg, make_simulation("native", changed.make_model(cfg), 2, num_threads=1), 1)
 
 
@@ -45,8 +46,9 @@ def test_factors_of_one_side_have_no_mirror_image() -> None:
     actions = torch.zeros(1, 12)
     mirror.mirror(build(Robot, action_factors={"hip": 0.5}), None, actions)
     for attribute in ("action_factors", "pose_factors"):
+        changed: Any = {attribute: {"FR_hip": 0.5}}
         with pytest.raises(UserError) as error:
-            mirror.mirror(build(Robot, **{attribute: {"FR_hip": 0.5}}), None, actions)
+            mirror.mirror(build(Robot, **changed), None, actions)
         assert f"Robot.{attribute} differs between left and right: [0.5" in str(error.value)
 
 
@@ -77,10 +79,26 @@ def test_a_simulation_that_diverges_is_a_fall_and_costs_little(speed: float) -> 
 
 
 def test_a_fall_costs_what_it_is_said_to_cost() -> None:
-    env = build(Robot)
-    env.reset()
+    weights = {"fall": -50.0, "linear": 3.0, "pose": 0.0}
+    env = build(Robot, cfg=VelocityConfig(num_envs=2, weights=WeightsConfig(**weights)))
     env.sim.qpos[1, 3:7] = torch.tensor((0.0, 1.0, 0.0, 0.0))
-    env.cfg = replace(env.cfg, weights=replace(env.cfg.weights, fall=-50.0))
     _, _, dones, _ = env.step(torch.zeros(2, env.num_actions))
     assert dones.tolist() == [False, True]
-    assert env.terms[env.reward_names.index("fall")].tolist() == [0, -50]
+    terms = dict(zip(env.reward_names, env.terms.tolist(), strict=True))
+    assert terms["fall"] == [0, -50]
+    assert 0 < max(terms["linear"]) <= 3 * env.step_dt  # Its weight is per second.
+    assert terms["pose"] == [0, 0]
+    assert env.reward_weights()["linear"] == pytest.approx(3 * env.step_dt)
+
+
+def test_a_term_of_ones_own_counts_per_second_and_one_without_weight_is_not_computed() -> None:
+    def reward_terms(self: Robot) -> dict[str, Any]:
+        terms = {**VelocityEnv.reward_terms(self), "mine": torch.full((2,), 5.0)}
+        return terms | {"slip": lambda: 1 / 0}
+
+    cfg = VelocityConfig(num_envs=2, weights=WeightsConfig(slip=0.0))
+    env = build(Robot, cfg=cfg, reward_terms=reward_terms)
+    env.step(torch.zeros(2, env.num_actions))
+    mine = env.terms[env.reward_names.index("mine")]
+    assert mine.tolist() == pytest.approx([5 * env.step_dt] * 2)
+    assert env.terms[env.reward_names.index("slip")].tolist() == [0, 0]

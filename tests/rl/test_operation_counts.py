@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from rsl_rl.runners import OnPolicyRunner
 
 from mjfleet.rl.build_algorithm import rsl_rl_config
@@ -32,6 +33,42 @@ def ours(task: str, captures: bool) -> Any:
     return of_last_iteration(
         counts, lambda note: runner.train(lambda m: note(m["iteration"]), lambda: None)
     )
+
+
+@pytest.mark.parametrize(
+    ("task", "most"),
+    [("cartpole-balance", 46), ("go1-velocity-flat", 160), ("go1-velocity-rough", 215)],
+)
+def test_an_environments_step_has_few_operations(task: str, most: int) -> None:
+    env = build_task(task, "native", "cpu", num_envs=16)
+    actions, counts = torch.zeros(16, env.num_actions), Counts()
+    with torch.inference_mode():
+        env.step(actions)
+        with counts:
+            for _ in range(10):
+                env.step(actions)
+    assert counts.operations - counts.allocations <= 10 * most
+
+
+@pytest.mark.parametrize("task", ["cartpole-balance", "go1-velocity-flat"])
+def test_a_rollout_adds_few_operations_to_environment_and_networks(task: str) -> None:
+    env = build_task(task, "native", "cpu", num_envs=16)
+    agent = BUNDLED[task].task.agent
+    agent = replace(agent, algorithm=replace(agent.algorithm, backprop="autograd"))  # As on a GPU.
+    alg = Runner(env, agent, "cpu", 1, BUNDLED[task].load).alg
+    observed = env.get_observations()
+    networks, rollout = Counts(), Counts()
+    alg.train_mode()
+    with torch.inference_mode():
+        with networks:
+            alg.actor.mlp(alg.actor.get_latent(observed))
+        with rollout:
+            actions = alg.act(observed)
+        after = env.step(actions)
+        with rollout:
+            alg.process_env_step(*after)
+    added = rollout.operations - rollout.allocations - networks.operations
+    assert 0 < added <= 12
 
 
 def rsl_rls(task: str) -> Any:

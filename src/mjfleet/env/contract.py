@@ -2,7 +2,7 @@
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -37,6 +37,8 @@ class EnvContract(VecEnv, Generic[C]):
     cfg: C  # pyright: ignore[reportIncompatibleVariableOverride]
     max_episode_length: int  # pyright: ignore[reportIncompatibleVariableOverride]
     sim: Simulation
+    never: torch.Tensor
+    """False in all environments, `(num_envs,)`, bool."""
     action_limit: float = 1.0
     """Largest action of either sign, for libraries that need limits: see mjfleet.gym. A task may
     set another in `setup`."""
@@ -95,7 +97,7 @@ class EnvContract(VecEnv, Generic[C]):
         return self.sim.model.nu
 
     def after_physics(self) -> None:
-        """Update the declared state, once in each step before `rewards`, `terminated` and
+        """Update the declared state, once in each step before `terminated`, `rewards` and
         `metrics`, which write nothing. By default, do nothing."""
         return
 
@@ -121,15 +123,23 @@ class EnvContract(VecEnv, Generic[C]):
         """Return observation groups, "actor" and "critic" at least: each `(num_envs, size)`, or
         `(num_envs, channels, height, width)` for a CNNModel."""
 
-    @abstractmethod
-    def rewards(self) -> dict[str, torch.Tensor]:
-        """Return named, weighted terms `(num_envs,)`. Their sum is the reward. The names never
-        change."""
-
     def terminated(self) -> torch.Tensor:
         """Return where the task has failed, `(num_envs,)`, bool, time-outs excluded. None unless
         overridden."""
-        return torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        return self.never
+
+    @abstractmethod
+    def rewards(self) -> Mapping[str, torch.Tensor | Callable[[], torch.Tensor]]:
+        """Return named terms, each `(num_envs,)` or a function that returns it. The names never
+        change.
+
+        The reward is their sum, each multiplied by its weight in `reward_weights`; a function is
+        not called while that is 0. `self.failed` says where `terminated` is true in this step.
+        """
+
+    def reward_weights(self) -> Mapping[str, float]:
+        """Return the weights of terms by name, asked after `setup`. Others have the weight 1."""
+        return {}
 
     def metrics(self) -> Metrics:
         """Return named numbers to judge a policy by, each `(num_envs,)`.

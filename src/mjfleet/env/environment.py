@@ -1,6 +1,6 @@
 """The step that is built from what a task author writes; see contract.py."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -9,8 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from mjfleet.env.contract import C
-from mjfleet.env.episode_statistics import Sums, episode_sums, stack_metrics
-from mjfleet.env.return_checks import check_returns
+from mjfleet.env.episode_statistics import Sums, episode_sums, metric_pairs
+from mjfleet.env.return_checks import check_returns, check_weights
 from mjfleet.env.stateful_env import StatefulEnv
 from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.errors import UserError
@@ -37,7 +37,7 @@ class Env(StatefulEnv[C]):
     A task's class is derived from this one, and writes the methods of EnvContract.
 
     One step calls `apply`, steps the physics `cfg.decimation` times, and calls `after_physics`,
-    `rewards`, `terminated` and `metrics`. Where an environment is done, `end_episode` reads what
+    `terminated`, `rewards` and `metrics`. Where an environment is done, `end_episode` reads what
     the episode has left, the simulation and the declared state are reset, and `reset_worlds` writes
     where the next one begins. `observe` comes last: an environment that is done thus observes the
     beginning of its next episode. An episode of `max_episode_length` steps ends as a time-out.
@@ -45,8 +45,10 @@ class Env(StatefulEnv[C]):
 
     reward_names: tuple[str, ...]
     metric_names: tuple[str, ...]
+    failed: torch.Tensor
+    """What `terminated` has returned in the newest step, `(num_envs,)`, bool."""
     terms: torch.Tensor
-    """Reward terms of the newest step, `(terms, num_envs)`."""
+    """Weighted reward terms of the newest step, `(terms, num_envs)`."""
     measured: torch.Tensor
     """Dividend and divisor of each metric in the newest step, `(2 * metrics, num_envs)`."""
     recorder: StepRecorder | None = None
@@ -110,27 +112,27 @@ class Env(StatefulEnv[C]):
         """The action before that, zero in the first step of an episode."""
         self.episode_length_buf = self.add_state("episode_length_buf", dtype=torch.long)
         # Where the episode counts: it has not begun with `start_at_random_times`, nor been spoilt.
-        self._whole = self.add_state("_whole", dtype=torch.bool, reset="keep", start=True)
+        self._whole = self.add_state("_whole", dtype=torch.bool, reset=True)
         # With `on_nan` reset: environments whose newest observation was not finite.
         self._unseeable = self.add_state("_unseeable", dtype=torch.bool, reset="keep")
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-        self.spoilt = ~everywhere
+        self.never = ~everywhere
+        self.failed = self.spoilt = self.never
         """Environments that the newest step has reset since a number was not finite. The step and
         the episode count in no statistics."""
         self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
         self.on_close = ExitStack()
-        self.terms = self.measured = self._term_sums = self._totals = torch.empty(0)
-        self._steps = 0  # Since statistics were read.
+        self.terms = self.measured = self._sums = self._ended = torch.empty(0)
+        self._step_sums = self._episode_sums = self._episodes = torch.empty(0)
+        self._rows = 0  # 1 and the number of reward terms.
+        self._one = torch.ones(self.num_envs, device=self.device)
+        self._weights: torch.Tensor | None = None
+        self._off = frozenset[str]()  # Reward terms whose weight is 0.
         self.reward_names = self.metric_names = ()
         self._set_up([*dir(Env), *vars(self)])
         self._reset(everywhere)
         self._check_finite()
-        self.reward_names, self.metric_names = check_returns(self)
-        terms, sums = len(self.reward_names), 2 * len(self.metric_names)
-        self.terms = torch.zeros(terms, self.num_envs, device=self.device)
-        self.measured = torch.zeros(sums, self.num_envs, device=self.device)
-        self._term_sums = self._states.add("_term_sums", (terms,), torch.float32)
-        self._totals = torch.zeros(3 + terms + sums, dtype=torch.float64, device=self.device)
+        self._prepare_statistics()
         self._observations = self._observe()
 
     @property
@@ -176,23 +178,25 @@ class Env(StatefulEnv[C]):
         for read_sensors in self._readers:
             read_sensors()
         self.after_physics()
-        terms = torch.stack(tuple(self.rewards().values())).to(torch.float32)
+        self.failed = self.terminated()
+        terms = self.compute(self.rewards()).values()
+        values = torch.stack((self._one, *terms, *metric_pairs(self.metrics(), self._one)))
+        values = values.to(torch.float32)
+        if self._weights is not None:
+            values *= self._weights
+        self.terms, self.measured = values[1 : self._rows], values[self._rows :]
         if self.recorder:
-            self.recorder.after_rewards(terms)
-        failed = self.terminated()
-        measured = stack_metrics(self.metrics()) if self.metric_names else self.measured
+            self.recorder.after_rewards(self.terms)
         if self.on_nan == "reset":
-            self.spoilt = self._spoilt_envs(terms)
+            self.spoilt = self._spoilt_envs(self.terms)
             self._nan_resets += self.spoilt.sum()
-            terms = terms.masked_fill(self.spoilt, 0.0)
-            measured = measured.masked_fill(self.spoilt, 0.0)  # Counts in no mean, either.
+            values.masked_fill_(self.spoilt, 0.0)  # The step counts in no mean.
             self._whole &= ~self.spoilt
-            failed = failed | self.spoilt
-        reward = terms.sum(dim=0)
-        self.terms, self.measured = terms, measured
-        time_outs = (self.episode_length_buf >= self.max_episode_length) & ~failed
-        dones = failed | time_outs
-        self._record(terms, reward, dones)
+            self.failed = self.failed | self.spoilt
+        reward = self.terms.sum(dim=0)
+        is_last = self.episode_length_buf >= self.max_episode_length
+        dones, time_outs = self.failed | is_last, is_last > self.failed
+        self._record(values, dones)
         if self.before_reset:
             self.before_reset(dones)
         for advance in self._timers:
@@ -204,7 +208,6 @@ class Env(StatefulEnv[C]):
 
     def reset(self) -> None:
         """Begin a new episode everywhere. Unfinished episodes do not count."""
-        self._whole.fill_(True)
         self._reset(torch.ones_like(self._whole))
         self._observations = self._observe()
 
@@ -225,36 +228,98 @@ class Env(StatefulEnv[C]):
         `return`, `length` and `reward/<name>` are of the episodes that ended, `task/<name>` and
         `reward` of all steps, `nan_resets` is the number of resets because a number was not finite.
         """
-        steps, names = self._steps * self.num_envs, (self.reward_names, self.metric_names)
-        totals = torch.cat((self._totals, self._nan_resets.view(1)))
-        for counter in (self._totals, self._nan_resets):
+        reward_names, metric_names = self.reward_names, self.metric_names
+        counters = self._episodes.view(1, -1), self._episode_sums, self._step_sums
+        sums = [counter.sum(dim=1, dtype=torch.float64) for counter in counters]
+        totals = torch.cat((*sums, self._nan_resets.view(1)))
+        for counter in (*counters, self._nan_resets):
             counter.zero_()
-        self._steps = 0
 
         def decode(numbers: list[float]) -> Sums:
-            episodes, lengths, rewards, *rest, resets = numbers
-            # A step that reset its environment has no reward.
-            of_steps = {"reward": (rewards, steps - resets), "nan_resets": (resets, 1.0)}
-            return episode_sums(episodes, lengths, rest, *names) | of_steps
+            episodes, lengths, *rest, resets = numbers
+            count = len(reward_names)
+            of_episodes, steps, *of_steps = rest[:count], *rest[count:]
+            rewards, measured = of_steps[:count], of_steps[count:]
+            found = {"reward": (sum(rewards), steps), "nan_resets": (resets, 1.0)}
+            return found | episode_sums(
+                episodes, lengths, [*of_episodes, *measured], reward_names, metric_names
+            )
 
         return Unread(totals, decode)
 
-    def uniform(self, size: int, low: float, high: float) -> torch.Tensor:
-        """Return random numbers `(num_envs, size)` in [low, high) from this worker's generator."""
-        return self._draw(torch.rand, size) * (high - low) + low
+    def compute(
+        self, terms: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]]
+    ) -> dict[str, torch.Tensor]:
+        """Return reward terms `(num_envs,)`: call those that are functions. A function whose weight
+        is 0 is not called; its term is 0."""
+        return {
+            name: term
+            if isinstance(term, torch.Tensor)
+            else torch.zeros_like(self._one)
+            if name in self._off
+            else term()
+            for name, term in terms.items()
+        }
 
-    def normal(self, size: int) -> torch.Tensor:
-        """Return standard normal numbers `(num_envs, size)` from this worker's generator."""
-        return self._draw(torch.randn, size)
+    def write(self, mask: torch.Tensor, target: torch.Tensor, values: torch.Tensor) -> None:
+        """Write `values` into `target` where `mask` `(num_envs,)` is true; both `(num_envs, ...)`.
 
-    def _draw(self, random: Callable[..., torch.Tensor], size: int) -> torch.Tensor:
+        It is `target[mask] = values[mask]`, without waiting for the device.
+        """
+        where = mask.view(-1, *[1] * (target.ndim - 1))
+        torch.where(where, values.to(target.dtype), target, out=target)
+
+    def uniform(
+        self, size: int, low: float | torch.Tensor, high: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return random numbers `(num_envs, size)` in [low, high) from this worker's generator.
+
+        `low` and `high` are numbers, or both tensors `(size,)`: a range for each column.
+        """
+        if isinstance(low, torch.Tensor) and isinstance(high, torch.Tensor):
+            return torch.lerp(low, high, self.uniform(size, 0.0, 1.0))
+        return self._draw(size, torch.float32, torch.Tensor.uniform_, low, high)
+
+    def normal(self, size: int, deviation: float = 1.0) -> torch.Tensor:
+        """Return normal numbers `(num_envs, size)` of mean 0 from this worker's generator."""
+        return self._draw(size, torch.float32, torch.Tensor.normal_, 0.0, deviation)
+
+    def integers(self, size: int, low: int, high: int) -> torch.Tensor:
+        """Return random integers `(num_envs, size)`, long, from `low` to `high` - 1, from this
+        worker's generator."""
+        return self._draw(size, torch.long, torch.Tensor.random_, low, high)
+
+    def _draw(
+        self, size: int, dtype: torch.dtype, fill: Callable[..., torch.Tensor], *limits: Any
+    ) -> torch.Tensor:
         """Return random numbers `(num_envs, size)`. Skips those of other workers' environments."""
         shard = self.shard
         count = shard.total if shard else self.num_envs // self.group_size
-        drawn = random(count, size, generator=self.generator, device=self.device)
+        empty = torch.empty(count, size, dtype=dtype, device=self.device)
+        drawn = fill(empty, *limits, generator=self.generator)
         if self.group_size > 1:
             return drawn.repeat_interleave(self.group_size, dim=0)
         return drawn[shard.first : shard.first + shard.count] if shard else drawn
+
+    def _prepare_statistics(self) -> None:
+        """Ask the task for its weights, and for the names of what is summed."""
+        weights = check_weights(self)
+        self._off = frozenset(name for name, weight in weights.items() if weight == 0)
+        self.reward_names, self.metric_names = check_returns(self)
+        count, sums = 1 + len(self.reward_names), 2 * len(self.metric_names)
+        self._rows = count
+        if weights:
+            each = [1.0, *(weights.get(name, 1.0) for name in self.reward_names), *[1.0] * sums]
+            self._weights = torch.tensor(each, device=self.device).unsqueeze(1)
+        # Rows: 1, the terms, and dividend and divisor of each metric. Sums of an episode so far;
+        # since statistics were read, of all steps, of episodes that ended, and their number.
+        self._sums = self._states.add("_sums", (count,), torch.float32)
+        self._step_sums = torch.zeros(count + sums, self.num_envs, device=self.device)
+        self._episode_sums = torch.zeros(count, self.num_envs, device=self.device)
+        self._episodes = torch.zeros(self.num_envs, device=self.device)
+        self._ended = torch.zeros(self.num_envs, device=self.device)
+        self.terms, self.measured = self._step_sums.clone().split((count, sums))
+        self.terms = self.terms[1:]
 
     def _spoilt_envs(self, terms: torch.Tensor) -> torch.Tensor:
         """Return where a state, a reward, or the observation before this step, is not finite."""
@@ -263,15 +328,13 @@ class Env(StatefulEnv[C]):
             spoilt = spoilt | ~getattr(self.sim, name).isfinite().all(dim=1)
         return spoilt
 
-    def _record(self, terms: torch.Tensor, reward: torch.Tensor, dones: torch.Tensor) -> None:
+    def _record(self, values: torch.Tensor, dones: torch.Tensor) -> None:
         """Add a step to the statistics. Called before the environments that are done are reset."""
-        self._term_sums += terms.T
-        ended = (dones & self._whole).to(torch.float32)
-        lengths = (self.episode_length_buf * ended).sum()
-        counts = torch.stack((ended.sum(), lengths, reward.sum()))
-        self._totals += torch.cat((counts, ended @ self._term_sums, self.measured.sum(dim=1)))
-        self._whole |= dones
-        self._steps += 1
+        self._step_sums += values
+        self._sums += values[: self._rows].T
+        torch.logical_and(dones, self._whole, out=self._ended)
+        self._episode_sums.addcmul_(self._sums.T, self._ended)
+        self._episodes += self._ended
 
     def _reset(self, mask: torch.Tensor) -> None:
         self.sim.reset(mask)

@@ -35,9 +35,9 @@ def episode_sums(
     return {"return": (sum(terms), episodes), "length": (lengths, episodes), **rewards, **tasks}
 
 
-def stack_metrics(metrics: Metrics) -> torch.Tensor:
-    """Return dividend and divisor of each metric, `(2 * number of metrics, num_envs)`, float32."""
-    parts = []
+def metric_pairs(metrics: Metrics, one: torch.Tensor) -> list[torch.Tensor]:
+    """Return dividend and divisor of each metric; `one` is 1 everywhere, `(num_envs,)`."""
+    pairs = []
     for value in metrics.values():
-        parts += value if isinstance(value, tuple) else (value, torch.ones_like(value))
-    return torch.stack(parts).to(torch.float32)
+        pairs += value if isinstance(value, tuple) else (value, one)
+    return pairs

@@ -19,7 +19,7 @@ class Delay:
         """Delay values `(num_envs, size)` by `low` to `high` environment steps, both included."""
 
         def draw(mask: torch.Tensor) -> torch.Tensor:
-            return env.uniform(1, low, high + 1).squeeze(1).floor().clamp(max=high)
+            return env.integers(1, low, high + 1).squeeze(1)
 
         self.past = env.add_state("delay.past", high + 1, size)
         self.steps = env.add_state("delay.steps", dtype=torch.long, reset=draw)
@@ -57,7 +57,7 @@ class History:
         _check_values(self, values)
         newest = values.to(self.past.dtype).unsqueeze(1)
         shifted = torch.cat((self.past[:, 1:], newest), dim=1)
-        self.past.copy_(torch.where(self.is_new.view(-1, 1, 1), newest, shifted))
+        torch.where(self.is_new.view(-1, 1, 1), newest, shifted, out=self.past)
         self.is_new.fill_(False)
         return self.past.flatten(1).clone()
 
@@ -78,12 +78,12 @@ class Timer:
         """Fire every `low` to `high` simulated seconds, rounded to whole steps."""
 
         def draw(mask: torch.Tensor) -> torch.Tensor:
-            return env.uniform(1, low, high).squeeze(1) / env.step_dt
+            return env.uniform(1, low / env.step_dt, high / env.step_dt).squeeze(1)
 
         def advance() -> None:
             self.left -= 1.0
             torch.lt(self.left, 0.5, out=self.due)
-            self.left.copy_(torch.where(self.due, draw(self.due), self.left))
+            env.write(self.due, self.left, draw(self.due))
 
         self.left = env.add_state("timer.left", reset=draw)
         self.due = env.add_state("timer.due", dtype=torch.bool)
@@ -125,12 +125,12 @@ class Levels:
         if self._env.is_evaluation:
             return
         moved = (self.now + up.long() - down.long()).clamp(min=0)
-        drawn = self._env.uniform(1, 0, self._count).squeeze(1).long().clamp(max=self._count - 1)
-        self.now.copy_(torch.where(moved >= self._count, drawn, moved))
+        drawn = self._env.integers(1, 0, self._count).squeeze(1)
+        torch.where(moved >= self._count, drawn, moved, out=self.now)
 
     def draw_from(self, levels: torch.Tensor) -> None:
         """Draw the level of each environment from those of others, `(n,)`, long."""
-        place = self._env.uniform(1, 0, len(levels)).squeeze(1).long().clamp(max=len(levels) - 1)
+        place = self._env.integers(1, 0, len(levels)).squeeze(1)
         self.now.copy_(levels.to(place.device)[place].clamp(0, self._count - 1))
 
 

@@ -1,12 +1,13 @@
 """Checks what a task's methods return when it is built: torch would broadcast a wrong shape."""
 
+import math
 from typing import Any
 
 import torch
 
 from mjfleet.errors import UserError
 
-COLUMNS = {"observe": "size", "rewards": None, "terminated": None, "metrics": None, "debug_vis": 3}
+COLUMNS = {"terminated": None, "observe": "size", "rewards": None, "metrics": None, "debug_vis": 3}
 """Second dimension of what a method returns: any size but 0, or an image's three; None: there is
 none."""
 MAY_BE_EMPTY = ("metrics", "debug_vis")
@@ -29,6 +30,8 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
     restores = env.sim.keep(), env.keep()
     returned = {method: getattr(env, method)() for method in COLUMNS}
+    if isinstance(returned["rewards"], dict):
+        returned["rewards"] = env.compute(returned["rewards"])
     for restore in reversed(restores):
         restore()
     for method, found in returned.items():
@@ -45,7 +48,31 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
                 _check(f"{where}[{key!r}]", part, COLUMNS[method], env)
         if method == "observe" and not found.keys() >= {"actor", "critic"}:
             raise UserError(f"{where} has {', '.join(found)}; it must have actor and critic.")
+    if unknown := env.reward_weights().keys() - returned["rewards"].keys():
+        raise UserError(
+            f"{type(env).__name__}.reward_weights() names {', '.join(sorted(unknown))}; rewards() "
+            f"has {', '.join(returned['rewards'])}."
+        )
     return tuple(returned["rewards"]), tuple(returned["metrics"])
+
+
+def check_weights(env: Any) -> dict[str, float]:
+    """Return the weights of an environment's reward terms, by name.
+
+    Raises:
+        UserError: they are no dictionary of finite numbers.
+    """
+    weights = env.reward_weights()
+    try:
+        found = {str(name): float(weight) for name, weight in weights.items()}
+    except (AttributeError, TypeError, ValueError):
+        found = {"": math.nan}
+    if not all(map(math.isfinite, found.values())):
+        raise UserError(
+            f"{type(env).__name__}.reward_weights() returns {weights!r:.80}; it must return a "
+            "dictionary of names to finite numbers."
+        )
+    return found
 
 
 def _check(what: str, value: Any, columns: str | int | None, env: Any) -> None:

@@ -29,6 +29,7 @@ class States:
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self._num_envs, self._device = num_envs, device
         self._rows: dict[torch.dtype, Rows] = {}
+        self._is_filled: torch.Tensor | None = None  # That of all rows, until one is added.
         self._drawn: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
         self._saved: set[str] = set()  # Names of what checkpoints hold.
         self.shared: dict[str, torch.Tensor] = {}
@@ -83,8 +84,11 @@ class States:
         Raises:
             UserError: a function of the task's returns another shape than the state has.
         """
-        for rows in self._rows.values():
-            torch.where(mask & rows.is_filled, rows.fill, rows.numbers, out=rows.numbers)
+        if self._is_filled is None:
+            self._is_filled = torch.cat([rows.is_filled for rows in self._rows.values()])
+        is_written = (self._is_filled & mask).split([len(x.numbers) for x in self._rows.values()])
+        for rows, where in zip(self._rows.values(), is_written, strict=True):
+            torch.where(where, rows.fill, rows.numbers, out=rows.numbers)
         for name, draw in self._drawn.items():
             drawn, tensor = draw(mask), self.of_envs[name]
             if (shape := getattr(drawn, "shape", None)) != tensor.shape:
@@ -94,7 +98,7 @@ class States:
                     f"{tuple(tensor.shape)}."
                 )
             where = mask.view(-1, *[1] * (tensor.ndim - 1))
-            tensor.copy_(torch.where(where, drawn.to(tensor.dtype), tensor))
+            torch.where(where, drawn.to(tensor.dtype), tensor, out=tensor)
 
     def take_over(self, source: torch.Tensor) -> None:
         """Give each environment the state of another: `source` `(num_envs,)`, long, says which."""
@@ -146,4 +150,5 @@ class States:
         filled, saved = (torch.full((count,), flag, device=self._device) for flag in flags)
         rows.is_filled = torch.cat((rows.is_filled, filled.unsqueeze(1)))
         rows.is_saved = torch.cat((rows.is_saved, saved))
+        self._is_filled = None
         return rows.numbers[first:].T.view(self._num_envs, *size)

@@ -9,7 +9,7 @@ from mjfleet.legged import mirror
 from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
 from mjfleet.legged.mirror import Part
 from mjfleet.legged.scene import make_robot
-from mjfleet.legged.terrain import Terrain, heights_at, make_terrain
+from mjfleet.legged.terrain import Ground, Terrain, make_terrain
 from mjfleet.legged.velocity_env import VelocityEnv
 
 ROWS, COLUMNS = 11, 7
@@ -35,7 +35,7 @@ class RoughVelocityEnv(VelocityEnv):
         cfg, device = self.cfg, self.device
         assert isinstance(cfg, RoughVelocityConfig)
         terrain = _terrain(cfg)
-        self.ground = torch.as_tensor(terrain.heights, device=device)
+        self.ground = Ground(torch.as_tensor(terrain.heights, device=device))
         self.origins = torch.as_tensor(terrain.origins, device=device)
         self.column = self.env_ids % cfg.columns
         start = self.env_ids // cfg.columns % min(cfg.start_levels, cfg.levels)
@@ -59,8 +59,7 @@ class RoughVelocityEnv(VelocityEnv):
         """
         share = self.walked / self.wanted.clamp(min=1.0)
         has_been = mask & (self.wanted > 1.0)
-        is_whole = (self.episode_length_buf >= self.max_episode_length) & ~self.terminated()
-        self.levels.move(has_been & is_whole & (share > 0.75), has_been & (share < 0.5))
+        self.levels.move(has_been & ~self.failed & (share > 0.75), has_been & (share < 0.5))
 
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
         """Start on the platform in the middle of a tile."""
@@ -83,11 +82,11 @@ class RoughVelocityEnv(VelocityEnv):
         return super().metrics() | {"terrain_level": self.levels.now.float()}
 
     def _scan_ground(self) -> torch.Tensor:
-        place, yaw = self.sim.qpos[:, :3].float(), self.yaw().float().unsqueeze(1)
-        x, y = self.scan[:, 0] * yaw.cos(), self.scan[:, 1] * yaw.cos()
-        x, y = x - self.scan[:, 1] * yaw.sin(), y + self.scan[:, 0] * yaw.sin()
-        points = place[:, None, :2] + torch.stack((x, y), dim=2)
-        return place[:, 2:] - heights_at(self.ground, points)
+        place = self.sim.qpos[:, :3].float()
+        ahead = torch.nn.functional.normalize(self.frame_of_base[:, :2, 0].float())
+        left = torch.stack((-ahead[:, 1], ahead[:, 0]), dim=1)
+        points = place[:, None, :2] + self.scan @ torch.stack((ahead, left), dim=1)
+        return place[:, 2:] - self.ground.heights_at(points)
 
 
 def _terrain(cfg: VelocityConfig) -> Terrain:

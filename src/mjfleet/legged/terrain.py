@@ -138,25 +138,31 @@ def make_terrain(levels: int = 8, columns: int = 8, seed: int = 0, scale: float 
     return Terrain(heights, origins)
 
 
-def heights_at(heights: torch.Tensor, xy: torch.Tensor) -> torch.Tensor:
-    """Return the ground's height `(...)` under points `xy` `(..., 2)`, m, on MuJoCo's triangles.
+class Ground:
+    """The heights of a terrain on a device, to look them up."""
 
-    `heights` are `Terrain.heights` on the device. Beyond the ground its edge continues; a NaN gives
-    a NaN.
-    """
-    rows, columns = heights.shape
-    x = (xy[..., 0] / CELL + (columns - 1) / 2).clamp(0, columns - 1)
-    y = (xy[..., 1] / CELL + (rows - 1) / 2).clamp(0, rows - 1)
-    # A NaN must not become an index.
-    column = x.nan_to_num().long().clamp(max=columns - 2)
-    row = y.nan_to_num().long().clamp(max=rows - 2)
-    x, y = x - column, y - row
-    corner, table = row * columns + column, heights.flatten()
-    near, far = table[corner], table[corner + columns + 1]
-    # A cell's diagonal goes from its nearest corner to its farthest; below it lies x > y.
-    below, above = table[corner + 1], table[corner + columns]
-    return torch.where(
-        x > y,
-        near + x * (below - near) + y * (far - below),
-        near + y * (above - near) + x * (far - above),
-    )
+    def __init__(self, heights: torch.Tensor) -> None:
+        """Take `Terrain.heights`."""
+        near, below = heights[:-1, :-1], heights[:-1, 1:]
+        above, far = heights[1:, :-1], heights[1:, 1:]
+        # A cell's diagonal goes from its nearest corner to its farthest; below it lies x > y.
+        triangles = (near, below - near, far - below), (near, far - above, above - near)
+        self.planes = torch.stack([torch.stack(each, dim=2) for each in triangles], dim=2)
+        """Height at the nearest corner and slopes along x and y (m per cell), of the two triangles
+        of each cell: `(rows, columns, 2, 3)`."""
+        size = heights.new_tensor((heights.shape[1] - 1, heights.shape[0] - 1))
+        self._zero, self._middle, self._size = 0 * size, size / 2, size
+        self._first, self._last = self._zero.long(), size.long() - 1
+
+    def heights_at(self, xy: torch.Tensor) -> torch.Tensor:
+        """Return the ground's height `(...)` under points `xy` `(..., 2)`, m.
+
+        The ground is MuJoCo's triangles. Beyond the ground its edge continues; a NaN gives a NaN.
+        """
+        place = (xy / CELL + self._middle).clamp(self._zero, self._size)
+        # A NaN must not become an index.
+        cell = place.long().clamp(self._first, self._last)
+        x, y = (place - cell).unbind(-1)
+        column, row = cell.unbind(-1)
+        height, along_x, along_y = self.planes[row, column, (x <= y).long()].unbind(-1)
+        return height + x * along_x + y * along_y

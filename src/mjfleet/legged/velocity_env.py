@@ -6,12 +6,13 @@ and MuJoCo Playground (github.com/google-deepmind/mujoco_playground). Each says 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import mujoco
 import torch
 
+from mjfleet import terms
 from mjfleet.env import Delay, Env, History, Timer
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
@@ -42,6 +43,8 @@ class VelocityEnv(Env[VelocityConfig]):
     """Likewise, a factor of the weight of the joint's part of the reward term `pose`."""
     largest_tilt: ClassVar[float] = math.radians(70)
     """Tilt of the base beyond which the robot has fallen, rad: Isaac Lab's limit."""
+    events: ClassVar[Collection[str]] = ("fall", "air_time")
+    """Reward terms whose weights are per event, not per second."""
 
     @classmethod
     def make_model(cls, cfg: VelocityConfig) -> mujoco.MjModel:
@@ -67,22 +70,16 @@ class VelocityEnv(Env[VelocityConfig]):
         self.on_ground = self.of_feet("contact", 1).squeeze(2)
         self.foot_velocities = self.of_feet("linvel", 3)
         self.contacts = sim.sensor("robot_contact")
+        self.frame_of_base = sim.xmat[:, model.body(self.base).id].view(-1, 3, 3)
         self.masses = vary_robots(self, self.base, self.feet)
         names = "action_factors", "pose_factors"
         self.factors = {name: joint_factors(type(self), name, model) for name in names}
         actions, pose = (torch.tensor(self.factors[name], device=self.device) for name in names)
         self.action_scale, self.pose_weight = cfg.action_scale * actions, pose
-        self.command = self.add_state("command", 3, reset="keep")
-        """Forward and lateral velocity (m/s), yaw rate (rad/s), in the base's frame."""
-        self.heading = self.add_state("heading", reset="keep")
-        """Commanded heading, where a command names one (rad)."""
-        self.has_heading = self.add_state("has_heading", dtype=torch.bool, reset="keep")
-        self.stands = self.add_state("stands", dtype=torch.bool, reset="keep")
-        self.next_command = Timer(self, *self.cfg.command.seconds)
-        self.air_time = self.add_state("air_time", len(self.feet))
-        """Seconds since each foot left the ground."""
-        self.landed = self.add_state("landed", len(self.feet), persistent=False)
-        """Seconds that a foot which has just landed was in the air, else 0."""
+        self._declare_state()
+        self._prepare_draws()
+        self.weight = GRAVITY * self.masses
+        self.minutes = torch.full((self.num_envs,), self.step_dt / 60, device=self.device)
         self.next_push = Timer(self, *cfg.random.push_seconds)
         self.motors = Delay(self, self.num_actions, *cfg.random.delay)
         self.frame, self.truth = self.frame_parts(), self.truth_parts()
@@ -90,17 +87,50 @@ class VelocityEnv(Env[VelocityConfig]):
         self.noise = cfg.random.noise * torch.tensor(amplitudes, device=self.device)
         self.seen = History(self, len(amplitudes), cfg.history)
 
+    def _declare_state(self) -> None:
+        self.command = self.add_state("command", 3, reset="keep")
+        """Forward and lateral velocity (m/s), yaw rate (rad/s), in the base's frame."""
+        self.heading = self.add_state("heading", reset="keep")
+        """Commanded heading, where a command names one (rad)."""
+        self.has_heading = self.add_state("has_heading", dtype=torch.bool, reset="keep")
+        self.stands = self.add_state("stands", dtype=torch.bool, reset="keep")
+        self.next_command = Timer(self, *self.cfg.command.seconds)
+        feet = len(self.feet)
+        self.air_time = self.add_state("air_time", feet)
+        """Seconds since each foot left the ground."""
+        self.landed = self.add_state("landed", feet, persistent=False)
+        """Seconds that a foot which has just landed was in the air, else 0."""
+        self.touching = self.add_state("touching", feet, dtype=torch.bool, persistent=False)
+        """Which feet are on the ground."""
+        self.error = self.add_state("error", 3, persistent=False)
+        """Errors from the command: forward, lateral (m/s), yaw rate (rad/s)."""
+        self.power = self.add_state("power", persistent=False)
+        """Absolute mechanical power of the motors, W."""
+        self.diverged = self.add_state("diverged", dtype=torch.bool, persistent=False)
+        """Where a speed is greater than a robot can reach."""
+
+    def _prepare_draws(self) -> None:
+        # Half the first heading, joints, and velocities of all degrees of freedom.
+        still = torch.zeros(self.sim.model.nv, device=self.device)
+        start = torch.cat((still[:1], self.pose, still))
+        range_ = torch.cat((still[:1] + math.pi / 2, 0.1 + 0 * self.pose, still + 0.3))
+        self.start = start - range_, start + range_
+        """Smallest and largest of these numbers when an episode begins."""
+        command = self.cfg.command
+        ranges = command.forward, command.lateral, command.yaw, (-math.pi, math.pi), *[(0, 1)] * 2
+        limits = torch.tensor(ranges, dtype=torch.float32, device=self.device)
+        self.command_limits = limits[:, 0], limits[:, 1]
+        """Those of a new command: its three numbers, the heading, and two that choose its kind."""
+
     def reset_worlds(self, mask: torch.Tensor) -> None:
         """Start with a random heading, near the pose `home`, moving slowly."""
-        start = self.home.expand(self.num_envs, -1).clone()
-        start[:, :3] += self.spawn_points(mask)
-        half_yaw = self.uniform(1, -math.pi / 2, math.pi / 2)
-        start[:, 3:4], start[:, 6:7] = half_yaw.cos(), half_yaw.sin()
-        start[:, 7:] += self.uniform(self.num_actions, -0.1, 0.1)
-        speed = self.uniform(self.sim.model.nv, -0.3, 0.3)
-        world = mask.unsqueeze(1)
-        self.sim.qpos[:] = torch.where(world, start, self.sim.qpos)
-        self.sim.qvel[:] = torch.where(world, speed, self.sim.qvel)
+        sizes = 1, self.num_actions, self.sim.model.nv
+        half_yaw, joints, speed = self.uniform(sum(sizes), *self.start).split(sizes, dim=1)
+        place = (self.home[:3] + self.spawn_points(mask)).expand(self.num_envs, 3)
+        level = self.home[4:6].expand(self.num_envs, 2)
+        start = torch.cat((place, half_yaw.cos(), level, half_yaw.sin(), joints), dim=1)
+        self.write(mask, self.sim.qpos, start)
+        self.write(mask, self.sim.qvel, speed)
         self.renew_commands(mask)
 
     def spawn_points(self, mask: torch.Tensor) -> torch.Tensor:
@@ -112,49 +142,43 @@ class VelocityEnv(Env[VelocityConfig]):
         self.sim.ctrl[:] = self.pose + self.action_scale * self.motors(action)
         # A push is a sudden change of velocity, as legged_gym has it.
         limit = self.cfg.random.push_speed
-        push = self.uniform(2, -limit, limit).masked_fill(~self.next_push.due.unsqueeze(1), 0.0)
-        self.sim.qvel[:, :2] += push
+        push = self.uniform(2, -limit, limit) * self.next_push.due.unsqueeze(1)
+        self.sim.qvel[:, :2].add_(push)
 
     def after_physics(self) -> None:
-        """Update how long each foot has been in the air."""
-        touching = self.on_ground > 0
+        """Update how long each foot has been in the air, and what rewards and metrics share."""
+        torch.gt(self.on_ground, 0, out=self.touching)
         self.air_time += self.step_dt
-        self.landed.copy_(self.air_time * (touching & (self.air_time > 1.5 * self.step_dt)))
-        self.air_time.masked_fill_(touching, 0.0)
+        self.landed[:] = self.air_time * (self.touching & (self.air_time > 1.5 * self.step_dt))
+        self.air_time.masked_fill_(self.touching, 0.0)
+        self.error[:] = torch.cat((self.velocity[:, :2], self.gyro[:, 2:]), dim=1) - self.command
+        self.power[:] = terms.power(self.sim.actuator_force, self.speeds)
+        torch.gt(self.sim.qvel.abs().amax(dim=1), LARGEST_SPEED, out=self.diverged)
 
     def renew_commands(self, mask: torch.Tensor) -> None:
         """Draw new commands where an episode begins, or where it is time. Called in each step."""
         if self.command_override:
             return
         cfg, where = self.cfg.command, mask | self.next_command.due
-        ranges = (cfg.forward, cfg.lateral, cfg.yaw)
-        drawn = torch.cat([self.uniform(1, *limits) for limits in ranges], dim=1)
-        kind = self.uniform(2, 0.0, 1.0)
+        drawn = self.uniform(6, *self.command_limits)
+        command, heading, kind = drawn[:, :3], drawn[:, 3], drawn[:, 4:]
         stands = kind[:, 0] < cfg.standing_share
-        drawn = drawn.masked_fill(stands.unsqueeze(1), 0.0)
-        self.stands[:] = torch.where(where, stands, self.stands)
-        has_heading = (kind[:, 1] < cfg.heading_share) & ~stands
-        self.has_heading[:] = torch.where(where, has_heading, self.has_heading)
-        heading = self.uniform(1, -math.pi, math.pi).squeeze(1)
-        self.heading[:] = torch.where(where, heading, self.heading)
-        self.command[:] = torch.where(where.unsqueeze(1), drawn, self.command)
+        self.write(where, self.stands, stands)
+        self.write(where, self.has_heading, (kind[:, 1] < cfg.heading_share) & ~stands)
+        self.write(where, self.heading, heading)
+        self.write(where, self.command, command.masked_fill(stands.unsqueeze(1), 0.0))
 
     def steer(self) -> None:
         """Turn towards commanded headings, at a rate from the error, as in Isaac Lab."""
         if self.command_override:
             return
         error = torch.remainder(self.heading - self.yaw() + math.pi, 2 * math.pi) - math.pi
-        rate = (0.5 * error).clamp(*self.cfg.command.yaw).to(self.command)
-        self.command[:, 2] = torch.where(self.has_heading, rate, self.command[:, 2])
+        rate = (0.5 * error).clamp(*self.cfg.command.yaw)
+        self.write(self.has_heading, self.command[:, 2], rate)
 
     def yaw(self) -> torch.Tensor:
         """Return the base's heading, `(num_envs,)`, rad."""
-        w, x, y, z = self.sim.qpos[:, 3:7].unbind(dim=1)
-        return torch.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
-
-    def errors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the errors from the command: `(num_envs, 2)`, m/s, and `(num_envs,)`, rad/s."""
-        return self.velocity[:, :2] - self.command[:, :2], self.gyro[:, 2] - self.command[:, 2]
+        return torch.atan2(self.frame_of_base[:, 1, 0], self.frame_of_base[:, 0, 0])
 
     def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
         """Return velocities in m/s, forward and to the left, and the yaw rate in rad/s."""
@@ -165,8 +189,7 @@ class VelocityEnv(Env[VelocityConfig]):
     def debug_vis(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Draw commanded and measured velocities and yaw rates, in proportion to the robot: 1 m/s
         is twice as long as arrows are above its base, 1 rad/s as long."""
-        base = self.sim.model.body(self.base).id
-        frame = self.sim.xmat[:, base].view(-1, 3, 3)
+        base, frame = self.sim.model.body(self.base).id, self.frame_of_base
         above = self.sim.xpos[:, base] + self.above
         scale = self.above[2]
         ahead = above + 0.8 * scale * frame[:, :, 0]
@@ -199,7 +222,7 @@ class VelocityEnv(Env[VelocityConfig]):
         return [
             Part("velocity", lambda: self.velocity, mirror.VECTOR),
             Part("height", lambda: self.sim.qpos[:, 2:3], mirror.SAME),
-            Part("on_ground", lambda: self.on_ground > 0, mirror.feet),
+            Part("on_ground", lambda: self.touching, mirror.feet),
             Part("air_time", lambda: self.air_time, mirror.feet),
         ]
 
@@ -223,66 +246,66 @@ class VelocityEnv(Env[VelocityConfig]):
         }
 
     def rewards(self) -> dict[str, torch.Tensor]:
-        terms = {name: term * self.step_dt for name, term in self.reward_terms().items()}
+        terms = self.compute(self.reward_terms())
         # The square of one such speed would outweigh all that other environments teach.
-        diverges = self.diverges()
-        return {k: v if k == "fall" else v.masked_fill(diverges, 0.0) for k, v in terms.items()}
+        kept = torch.stack(tuple(terms.values())).masked_fill(self.diverged, 0.0)
+        return {**dict(zip(terms, kept.unbind(), strict=True)), "fall": terms["fall"]}
 
-    def reward_terms(self) -> dict[str, torch.Tensor]:
-        """Return weighted reward terms, per second."""
-        w, width = self.cfg.weights, self.cfg.tracking_width
-        off, turning = self.errors()
-        touching = self.on_ground > 0
-        slip = self.foot_velocities[:, :, :2].square().sum(dim=2) * touching
-        far = ((self.joints - self.pose).square() * self.pose_weight).sum(dim=1)
-        steps = (self.landed - self.cfg.air_seconds).clamp(0.0, 0.3).sum(dim=1)
-        steps = steps.masked_fill(self.stands, 0.0)
-        others = (self.contacts - self.fallen).squeeze(1) - self.on_ground.sum(dim=1)
-        following = torch.exp(-off.square().sum(dim=1) / width**2)
+    def reward_weights(self) -> dict[str, float]:
+        """Return those of `cfg.weights`, 1 for other terms: per second, or per event."""
+        weights = vars(self.cfg.weights)
         return {
-            "linear": w.linear * following,
-            "yaw": w.yaw * torch.exp(-turning.square() / width**2),
+            name: weights.get(name, 1.0) * (1.0 if name in self.events else self.step_dt)
+            for name in self.reward_terms()
+        }
+
+    def reward_terms(self) -> dict[str, torch.Tensor | Callable[[], torch.Tensor]]:
+        """Return what is rewarded by name; `cfg.weights` has the weights."""
+        following = terms.tracking(self.error[:, :2], self.cfg.tracking_width)
+        still = torch.where(self.stands, 10.0, 1.0)
+        return {
+            "linear": following,
+            "yaw": lambda: terms.tracking(self.error[:, 2:], self.cfg.tracking_width),
             # mjlab: upright, which also makes living worth while. Playground: a price on a fall.
-            "upright": w.upright * torch.exp(-self.up[:, :2].square().sum(dim=1) / 0.2),
-            "fall": w.fall * self.terminated() / self.step_dt,
+            "upright": lambda: terms.upright(self.up, math.sqrt(0.2)),
+            "fall": self.failed.float(),
             # legged_gym: a trunk that glides.
-            "vertical": w.vertical * self.velocity[:, 2].square(),
-            "tumbling": w.tumbling * self.gyro[:, :2].square().sum(dim=1),
+            "vertical": self.velocity[:, 2].square,
+            "tumbling": lambda: terms.squares(self.gyro[:, :2]),
             # legged_gym: motors that live long.
-            "torque": w.torque * self.sim.actuator_force.square().sum(dim=1),
+            "torque": lambda: terms.squares(self.sim.actuator_force),
             # Playground: motors that save energy. It counts once the robot follows its command;
             # at once, it would teach the robot to stand still.
-            "power": w.power * self._power() * following**4,
-            "acceleration": w.acceleration * self.sim.qacc[:, 6:].square().sum(dim=1),
-            "jerk": w.jerk * (self.action - self.previous_action).square().sum(dim=1),
+            "power": lambda: self.power * following**4,
+            "acceleration": lambda: terms.squares(self.sim.qacc[:, 6:]),
+            "jerk": lambda: terms.action_rate(self.action, self.previous_action),
             # legged_gym: steps instead of shuffling, unless it is to stand.
-            "air_time": w.air_time * steps / self.step_dt,
+            "air_time": lambda: (
+                terms.air_time(self.landed, self.cfg.air_seconds, 0.3) * ~self.stands
+            ),
             # mjlab: feet that do not slip, a pose to return to.
-            "slip": w.slip * slip.sum(dim=1),
-            "pose": w.pose * far * torch.where(self.stands, 10.0, 1.0),
+            "slip": lambda: terms.slip(self.foot_velocities, self.touching),
+            "pose": lambda: terms.pose(self.joints, self.pose, self.pose_weight) * still,
             # Isaac Lab: nothing but feet touches the ground.
-            "touch": w.touch * others.clamp(max=4.0),
+            "touch": lambda: self.other_contacts().clamp(max=4.0),
         }
+
+    def other_contacts(self) -> torch.Tensor:
+        """Return how many contacts neither feet nor base have, `(num_envs,)`."""
+        return (self.contacts - self.fallen).squeeze(1) - self.on_ground.sum(dim=1)
 
     def terminated(self) -> torch.Tensor:
         """Return where the robot lies upside down or on its belly, or the simulation diverges."""
-        tilted = self.up[:, 2] < math.cos(self.largest_tilt)
-        return tilted | (self.fallen[:, 0] > 0) | self.diverges()
-
-    def diverges(self) -> torch.Tensor:
-        """Return where a speed is greater than a robot can reach, `(num_envs,)`, bool."""
-        return self.sim.qvel.abs().amax(dim=1) > LARGEST_SPEED
+        tilted = terms.is_tilted(self.up, self.largest_tilt)
+        return tilted | (self.fallen[:, 0] > 0) | self.diverged
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
         """Return errors in m/s and rad/s, falls per minute, and energy per weight and distance."""
-        off, turning = self.errors()
-        speed = self.velocity[:, :2].norm(dim=1)
-        minutes = torch.full_like(speed, self.step_dt / 60)
         return {
-            "velocity_error": off.norm(dim=1),
-            "yaw_error": turning.abs(),
-            "falls_per_minute": (self.terminated().to(speed), minutes),
-            "cost_of_transport": (self._power(), self.masses * GRAVITY * speed),
+            "velocity_error": self.error[:, :2].norm(dim=1),
+            "yaw_error": self.error[:, 2].abs(),
+            "falls_per_minute": (self.failed.float(), self.minutes),
+            "cost_of_transport": (self.power, self.weight * self.velocity[:, :2].norm(dim=1)),
         }
 
     def deployment(self) -> dict[str, Any]:
@@ -320,10 +343,6 @@ class VelocityEnv(Env[VelocityConfig]):
             raise UserError(f"the sensors {', '.join(names)} must follow each other in this order.")
         values = self.sim.sensordata[:, first : first + count * size]
         return values.view(self.num_envs, count, size)
-
-    def _power(self) -> torch.Tensor:
-        """Return the absolute mechanical power of the motors, `(num_envs,)`, W."""
-        return (self.sim.actuator_force * self.speeds).abs().sum(dim=1)
 
 
 def _turned(frame: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:

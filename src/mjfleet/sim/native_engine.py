@@ -62,7 +62,7 @@ class NativeSimulation(Simulation):
         self._batch.forward(None if mask is None else self._ids(mask), stage=_VEL)
         if "sensordata" in self._copies:
             copy, live = self._copies["sensordata"]
-            copy.copy_(torch.where(self._of_acceleration, copy, live))
+            torch.where(self._of_acceleration, copy, live, out=copy)
 
     def reset(self, mask: torch.Tensor) -> None:
         ids = self._ids(mask)

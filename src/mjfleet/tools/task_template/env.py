@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from mjfleet import terms
 from mjfleet.env import Env
 
 from .config import ReacherConfig
@@ -46,7 +47,7 @@ class ReacherEnv(Env[ReacherConfig]):
     def rewards(self) -> dict[str, torch.Tensor]:
         """Reward approaching and reaching the target; penalise effort."""
         distance = self.way_to_target().norm(dim=1)
-        effort = self.sim.ctrl.square().sum(dim=1)
+        effort = terms.squares(self.sim.ctrl)
         dt = self.step_dt  # Weights are per second.
         return {
             "approach": -50.0 * dt * distance,
