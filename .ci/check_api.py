@@ -13,7 +13,8 @@ import griffe
 
 LEGGED = ("config", "mirror", "rough_env", "velocity_env")
 MODULES = (
-    *("mjfleet", "mjfleet.config", "mjfleet.env", "mjfleet.gym", "mjfleet.terms"),
+    *("mjfleet", "mjfleet.config", "mjfleet.env", "mjfleet.gym", "mjfleet.parts"),
+    "mjfleet.terms",
     *(f"mjfleet.legged.{module}" for module in LEGGED),
 )
 FIRST = "bc65c97"

@@ -113,7 +113,7 @@ def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: 
     follow_guide(tmp_path, only_make_it)
     found = discover({}, str(tmp_path / "tasks")).tasks["reacher"]
     pieces = re.findall(r"^class (\w+)\(ReacherEnv\):", GUIDE, flags=re.MULTILINE)
-    assert len(pieces) == 6
+    assert len(pieces) > 6
     for piece in pieces:
         assert_no_mistakes(found, f"env:{piece}")
 

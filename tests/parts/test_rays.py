@@ -15,7 +15,7 @@ from mjfleet.config import EnvConfig
 from mjfleet.env import Env
 from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.errors import UserError
-from mjfleet.legged.terrain import heights_at, make_terrain
+from mjfleet.legged.terrain import Ground, make_terrain
 from mjfleet.parts import HeightScan, Rays, grid, lidar
 from mjfleet.sim import make_simulation
 from mjfleet.video.render_process import render
@@ -117,7 +117,7 @@ def test_a_scan_of_rough_ground_is_the_table_of_its_heights(engine: str, device:
     terrain.put_into(spec, spec.geom("floor"))
     above: dict[str, Any] = {"offset": (0.1, 0.0, 1.5), "max_distance": 9.0, "miss": -7.0}
     env = make(lambda env: HeightScan(env, pattern, "robot", **above), engine, device, spec)
-    heights, origins = torch.as_tensor(terrain.heights), torch.as_tensor(terrain.origins)
+    ground, origins = Ground(torch.as_tensor(terrain.heights)), torch.as_tensor(terrain.origins)
     rng, x, y = np.random.default_rng(0), pattern[0][:, 0] + 0.1, pattern[0][:, 1]
     for column in range(8):  # Each kind of ground, at all eight levels.
         places = origins[:, column] + torch.as_tensor(rng.uniform(-4, 4, (WORLDS, 3))).float()
@@ -126,7 +126,7 @@ def test_a_scan_of_rough_ground_is_the_table_of_its_heights(engine: str, device:
         found = put(env, places, *turns)
         cos, sin = (torch.as_tensor(f(turns[:, :1])).float() for f in (np.cos, np.sin))
         points = torch.stack((cos * x - sin * y, sin * x + cos * y), dim=2) + places[:, None, :2]
-        assert (found - (2.5 - heights_at(heights, points))).abs().max() < FLOAT32
+        assert (found - (2.5 - ground.heights_at(points))).abs().max() < FLOAT32
         assert found.std() > 0.01
 
 
