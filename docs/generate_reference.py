@@ -51,6 +51,7 @@ SECOND_WORDS = {"submit": [*CLUSTERS]}
 MODULES = {
     "mjfleet": ("api.md", ["mjfleet.api.policy.Policy"]),
     "mjfleet.env": ("tasks.md", ["mjfleet.sim.Simulation"]),
+    "mjfleet.parts": ("tasks.md", []),
     "mjfleet.config": ("configuration.md", []),
     "mjfleet.gym": ("gymnasium.md", []),
     "mjfleet.rl": (

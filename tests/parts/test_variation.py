@@ -82,7 +82,7 @@ EACH: list[tuple[str, str | None, str, tuple[float, float]]] = [
     ("density", "hand", "scale", (5.0, 20.0)),
     ("body_ipos", "arm", "add", (-0.1, 0.1)),
     ("geom_friction", "runner", "set", (0.05, 0.6)),
-    ("geom_size", "runner", "scale", (0.5, 0.9)),
+    ("geom_size", "runner", "scale", (0.5, 1.2)),
     ("dof_armature", "wrist", "set", (0.01, 0.1)),
     ("dof_damping", ".*", "scale", (1.0, 10.0)),
     ("dof_frictionloss", "shoulder", "add", (0.1, 1.0)),
@@ -118,6 +118,17 @@ def test_each_world_moves_as_mujoco_does_with_its_numbers(
         assert difference.abs().max() < 1e-3, world
     spread = env.sim.qpos.max(dim=0).values - env.sim.qpos.min(dim=0).values
     assert spread.max() > 5e-3
+
+
+def test_bounds_follow_sizes(engine: str) -> None:
+    env = SledEnv(engine, lambda env: vary(env, "geom_size", "(runner|palm)", "scale", (0.5, 2.0)))
+    size, bound, box = (env.sim.expand(f"geom_{name}") for name in ("size", "rbound", "aabb"))
+    runner, palm = (env.sim.model.geom(name).id for name in ("runner", "palm"))
+    assert len(size[:, palm, 0].unique()) == WORLDS
+    assert torch.allclose(bound[:, palm], size[:, palm, 0])
+    assert torch.allclose(bound[:, runner], size[:, runner].norm(dim=1))
+    assert torch.allclose(box[:, runner, 3:], size[:, runner])
+    assert (env.sim.expand("body_mass")[:, 1:] == env.sim.expand("body_mass")[0, 1:]).all()
 
 
 def numbers(env: Env[Any], name: str = "geom_friction") -> torch.Tensor:

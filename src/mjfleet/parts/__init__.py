@@ -2,16 +2,6 @@
 
 from mjfleet.parts.contacts import Contacts, add_contacts
 from mjfleet.parts.rays import HeightScan, Rays, grid, lidar
-from mjfleet.parts.variation import Distribution, Variation, vary
+from mjfleet.parts.variation import vary
 
-__all__ = [
-    "Contacts",
-    "Distribution",
-    "HeightScan",
-    "Rays",
-    "Variation",
-    "add_contacts",
-    "grid",
-    "lidar",
-    "vary",
-]
+__all__ = ["Contacts", "HeightScan", "Rays", "add_contacts", "grid", "lidar", "vary"]

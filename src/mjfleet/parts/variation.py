@@ -247,7 +247,7 @@ def _rows(one: Variation) -> tuple[np.ndarray, list[str]]:
         except re.error as error:
             raise UserError(f"{one}: {pattern!r} is no regular expression: {error}.") from None
         if not (found := [i for i, own in enumerate(names) if any(map(whole, own))]):
-            there = ", ".join(sorted({name for own in names for name in own}))
+            there = ", ".join(sorted({name for own in names for name in own})) or "none has a name"
             raise UserError(f"{one}: {pattern!r} matches no {kind} of: {there}.")
         for i in found:
             if i in matched:
