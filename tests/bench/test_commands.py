@@ -28,8 +28,9 @@ def test_throughput_says_where_the_time_goes(run: Run, tmp_path: Path) -> None:
     data = measured(run, tmp_path, "throughput", "cartpole-balance", "--num-envs", "16")
     (sample,) = data["samples"]
     assert sample["num_envs"] == 16
-    end_to_end, rollout, update, engine, ratio = sample["speeds"]
+    end_to_end, rollout, update, environment, engine, ratio = sample["speeds"]
     assert engine > rollout > end_to_end > 0
+    assert environment > 0
     assert 0 < ratio < 1
     times = sample["milliseconds"]
     assert times[0] > times[1] + times[2]

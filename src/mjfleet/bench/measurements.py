@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -16,12 +17,13 @@ from mjfleet.utils.child_process import python_module
 from mjfleet.utils.hardware_names import usable_cores
 
 MEDIANS = "Medians of the repeats, with the least and the greatest."
-ITERATION = ("end to end", "rollout", "update", "engine", "engine / rollout")
+ITERATION = ("end to end", "rollout", "update", "environment", "engine", "engine / rollout")
 ENGINE = (
     "Each repeat is a process, whose figures are medians over its iterations. End to end is all "
     "between two iterations but reporting. The engine is its own call with nothing around it, "
     "`Batch.step` or one graph of MuJoCo-Warp's steps, on the environments as the rollout left "
-    "them, with the same threads and physics steps."
+    "them, with the same threads and physics steps. The environment is that with resets, rewards "
+    "and observations, by the actions of the rollout."
 )
 WORKERS = (
     "workers x environments", "env steps per second", "efficiency", "waiting", "collectives",
@@ -61,23 +63,10 @@ class BenchOptions(Options, Which):
 
 def throughput(setup: Setup, options: BenchOptions) -> Result:
     """Measure every number of environments in turn."""
-    workers = {n: setup.worker_args(setup.config(n)) for n in options.num_envs}
-
-    def measure(num_envs: int) -> dict[str, Any]:
-        worker = workers[num_envs]
-        child = python_module("mjfleet.bench.throughput_child", json.dumps(asdict(worker)))
-        lines = run_timed(child, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"}).lines
-        iterations = json.loads(lines[-1][1])[options.warmup :]
-        seconds = [median(times) for times in zip(*iterations, strict=True)]
-        share = median(engine / rollout for _, rollout, _, engine in iterations)
-        steps = num_envs * worker.config["agent"]["num_steps_per_env"]
-        return {
-            "speeds": [*(steps / each for each in seconds), share],
-            "milliseconds": [*(1e3 * each for each in seconds), share],
-        }
-
+    for num_envs in options.num_envs:
+        setup.worker_args(setup.config(num_envs))  # Raises before anything is measured.
     keys = [{"num_envs": n} for n in options.num_envs]
-    samples = setup.rounds(keys, measure, "{num_envs} environments")
+    samples = setup.rounds(keys, partial(time_parts, setup), "{num_envs} environments")
     tables = [
         Table.of(title, ["environments", *ITERATION], [(s["num_envs"], s[key]) for s in samples])
         for title, key in (
@@ -86,6 +75,21 @@ def throughput(setup: Setup, options: BenchOptions) -> Result:
         )
     ]
     return setup.result("throughput", tables, [MEDIANS, ENGINE], samples)
+
+
+def time_parts(setup: Setup, num_envs: int) -> dict[str, Any]:
+    """Train in a process; return the speed and the time of each part of ITERATION."""
+    worker = setup.worker_args(setup.config(num_envs))
+    child = python_module("mjfleet.bench.throughput_child", json.dumps(asdict(worker)))
+    lines = run_timed(child, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"}).lines
+    iterations = json.loads(lines[-1][1])[setup.options.warmup :]
+    seconds = [median(times) for times in zip(*iterations, strict=True)]
+    share = median(engine / rollout for _, rollout, _, _, engine in iterations)
+    steps = num_envs * worker.config["agent"]["num_steps_per_env"]
+    return {
+        "speeds": [*(steps / each for each in seconds), share],
+        "milliseconds": [*(1e3 * each for each in seconds), share],
+    }
 
 
 def scaling(setup: Setup, options: BenchOptions) -> Result:

@@ -45,9 +45,11 @@ def built_task(worker: WorkerArgs) -> Iterator[tuple[FoundTask, TrainConfig, Any
 
 
 def measure(worker: WorkerArgs) -> list[list[float]]:
-    """Train; return the seconds of each iteration, its rollout, its update and the bare engine.
+    """Train; return the seconds of each iteration, its rollout, its update, the environment and
+    the bare engine.
 
-    After each, the bare engine steps as often as the rollout, from the states in which that ended.
+    After each, the bare engine, then the environment with the same actions, steps as often as the
+    rollout, from the states in which that ended.
     """
     device, samples = worker.devices[0], list[list[float]]()
 
@@ -69,11 +71,16 @@ def measure(worker: WorkerArgs) -> list[list[float]]:
                 state = env.sim.state()
                 for name, field in fields.items():
                     field.copy_(state[name])
-            start = now()
-            for _ in range(config.agent.num_steps_per_env):
-                step()
+                start = now()
+                for _ in range(config.agent.num_steps_per_env):
+                    step()
+                engine, start = now() - start, now()
+                torch.set_num_threads(1)  # As in a rollout.
+                for actions in runner.alg.storage.actions:
+                    env.step(actions)
+            environment = now() - start
             collected, learned = (row[name] or 0.0 for name in ("collect_seconds", "learn_seconds"))
-            samples.append([seconds, collected, learned, now() - start])
+            samples.append([seconds, collected, learned, environment, engine])
             start = now()
 
         runner.train(after_iteration, lambda: None)
