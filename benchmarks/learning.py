@@ -4,26 +4,24 @@ python benchmarks/learning.py [TASK] [flags]
 """
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
-from mjfleet.bench.benchmark_options import Options, Setup
-from mjfleet.bench.command import run_benchmark
-from mjfleet.bench.result import Cell, Result, Spread, Table, show
-from mjfleet.cli.run_command import run_command
+from mjfleet.bench.benchmark_options import Setup
+from mjfleet.bench.command import run_script
+from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.config import TrainConfig
 from mjfleet.config.validation import MOST, Count, Rule, at_least, between
 from mjfleet.tools.report.curves import bootstrap, select
 from mjfleet.tools.report.picture import Panel, draw
 from mjfleet.utils.packages import need_extra, stack_versions
-from peer import find_peer, train_ours, train_peer
+from peer import MjlabOptions, find_peer, train_ours, train_peer
 
 WINDOW = 10  # Iterations whose mean has to hold: a single one may do so by chance.
 CONDITION = re.compile(r"\s*(\S+?)\s*([<>])\s*([+-]?\d*\.?\d+(?:[eE][+-]?\d+)?)\s*")
@@ -48,7 +46,7 @@ Runs = Mapping[str, Sequence[Run]]  # By who trained.
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningOptions(Options):
+class LearningOptions(MjlabOptions):
     """Reward against samples and against time, over seeds, by mjfleet and by another."""
 
     iterations: Annotated[int, at_least(WINDOW)] = 150
@@ -75,17 +73,15 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     num_envs, iterations = options.num_envs, options.iterations
     seeds = range(options.seed, options.seed + options.repeats)
     configs = [setup.config(num_envs, max_iterations=iterations, seed=seed) for seed in seeds]
-    setup.worker_args(configs[0])  # Raises before mjlab is installed.
-    peer = find_peer("mjlab", setup) if options.peer == "mjlab" else None
+    peer = find_peer("mjlab", setup, options.mjlab) if options.peer == "mjlab" else None
     library = options.peer if options.peer not in ("mjlab", "grpo", "none") else "rsl_rl"
     other = setup.config(num_envs, library=library).agent
     need_extra(other.extra, f"--peer {options.peer}", other.packages)
-    names = dict.fromkeys(["mjfleet", options.peer])
-    names.pop("none", None)
+    names = [who for who in dict.fromkeys(["mjfleet", options.peer]) if who != "none"]
 
     def train(who: str, config: TrainConfig) -> dict[str, Any]:
         if peer and who == peer.name:
-            return train_peer(setup, peer, config, records_rewards=True)
+            return train_peer(setup, peer, config)
         flag = "--agent.algorithm.name" if who == "grpo" else "--agent.library"
         return train_ours(setup, config, (flag, who) if who != "mjfleet" else ())
 
@@ -104,7 +100,7 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     plot = f"{what}-{setup.found.name}.png"
     Path(options.output).mkdir(parents=True, exist_ok=True)
     draw(Path(options.output, plot), _panels(runs, until))
-    table = _until(runs, options.until) if until else _rewards(runs)
+    table = table_of(runs, until, options.until)
     versions = peer.versions if peer else stack_versions(*other.packages)
     notes = [*NOTES, *(peer.lacks if peer else ())]
     return setup.result(what, [table], notes, samples, plots=[plot], versions=versions)
@@ -140,31 +136,22 @@ def mean_line(lines: Sequence[tuple[Sequence[float] | np.ndarray, ...]]) -> np.n
     return np.stack([x[known], *bootstrap(values[:, known])])
 
 
-def _rewards(runs: Runs) -> Table:
-    """Return the reward at the end, and when it was good, in the view of the best run."""
-    good = GOOD * max(_end(run) for each in runs.values() for run in each)
-    columns = ["", "reward per step at the end", "seconds from Enter to the end"]
-    rows: list[list[Cell]] = []
+def table_of(runs: Runs, until: Sequence[Condition], texts: Sequence[str] = ()) -> Table:
+    """Return the reward at the end, and when the conditions held or, without any, it was good."""
+    at_end = {
+        who: [fmean(row["mean_reward"] for row in run[-WINDOW:]) for run in each]
+        for who, each in runs.items()
+    }
+    good = GOOD * max(map(max, at_end.values()))
+    what, rows = " and ".join(texts) or "good", list[list[Cell]]()
     for who, each in runs.items():
-        ends = [run[-1]["seconds"] for run in each]
-        at = [until_good(each, good, axis) for axis in AXES.values()]
-        rows.append([who, Spread.of(map(_end, each)), Spread.of(ends), *at])
-    return Table("Reward", [*columns, *(f"{label} until good" for label in AXES)], rows)
-
-
-def _end(run: Run) -> float:
-    """Return the mean reward of a run's last iterations."""
-    return fmean(row["mean_reward"] for row in run[-WINDOW:])
-
-
-def _until(runs: Runs, until: Sequence[str]) -> Table:
-    """Return when the conditions were reached."""
-    rows: list[list[Cell]] = []
-    for who, each in runs.items():
-        ends = [reached(list(map(condition, until)), run) for run in each]
+        ends = [reached(until, run) if until else good_from(run, good) for run in each]
         found = [run[n] for run, n in zip(each, ends, strict=True) if n is not None]
-        rows.append([who, *(_of_all([row[axis] for row in found], each) for axis in AXES.values())])
-    return Table(f"Until {' and '.join(until)}", ["", *AXES], rows)
+        at = [Spread.of(row[axis] for row in found) if found else None for axis in AXES.values()]
+        seconds = Spread.of(run[-1]["seconds"] for run in each)
+        rows.append([who, Spread.of(at_end[who]), seconds, f"{len(found)} of {len(each)}", *at])
+    columns = "", "reward per step at the end", "seconds from Enter to the end", f"were {what}"
+    return Table("Reward", [*columns, *(f"{label} until then" for label in AXES)], rows)
 
 
 def condition(text: str) -> Condition:
@@ -177,29 +164,17 @@ def reached(until: Sequence[Condition], run: Run) -> int | None:
     """Return the first iteration, from 0, at whose end all hold for the means over WINDOW."""
     held = []
     for metric, sign, number in until:
-        windows = np.lib.stride_tricks.sliding_window_view(values_of(run, metric), WINDOW)
-        means = windows.mean(axis=1)
+        means = sliding_window_view(values_of(run, metric), WINDOW).mean(axis=1)
         held.append(means < number if sign == "<" else means > number)
     ends = np.flatnonzero(np.all(held, axis=0))
     return int(ends[0]) + WINDOW - 1 if len(ends) else None
 
 
-def until_good(runs: Sequence[Run], good: float, axis: str) -> Cell:
-    """Return where the runs became good and remained so, and how many did, if not all did."""
-    found: list[float] = []
-    for run in runs:
-        poor = [number for number, row in enumerate(run, 1) if row["mean_reward"] < good]
-        found += [row[axis] for row in run[max(poor, default=0) :][:1]]
-    return _of_all(found, runs)
-
-
-def _of_all(values: Sequence[float], runs: Sequence[Any]) -> Cell:
-    """Return the values of the runs; how many runs have one, if not all do."""
-    if len(values) == len(runs):
-        return Spread.of(values)
-    return f"{len(values)} of {len(runs)} did" + (f": {show(Spread.of(values))}" if values else "")
+def good_from(run: Run, good: float) -> int | None:
+    """Return the first iteration, from 0, from which on no reward is below `good`."""
+    poor = [number for number, row in enumerate(run, 1) if row["mean_reward"] < good]
+    return first if (first := max(poor, default=0)) < len(run) else None
 
 
 if __name__ == "__main__":
-    command = partial(run_benchmark, LearningOptions, learning, "python benchmarks/learning.py")
-    sys.exit(run_command(command, sys.argv[1:]))
+    run_script(LearningOptions, learning)

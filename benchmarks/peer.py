@@ -1,37 +1,31 @@
 """The same training by mjfleet and by another stack, in turn.
 
-    python benchmarks/peer.py mjlab [TASK] [flags]
+    python benchmarks/peer.py mjlab [TASK] --mjlab FOLDER [flags]
     python benchmarks/peer.py rsl_rl [TASK] [flags]
 
-mjlab is installed in an environment of its own in the user's cache folder: its pins are its own.
-Of stock rsl_rl, runner and PPO train our environment.
+mjlab has a virtual environment of its own: its pins are its own. Of stock rsl_rl, runner and PPO
+train our environment.
 """
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 import tyro
-from platformdirs import user_cache_path
 
 from mjfleet.bench.benchmark_options import Counts, Options, Setup
-from mjfleet.bench.command import run_benchmark
+from mjfleet.bench.command import run_script
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TimedChild, run_timed, train_timed
-from mjfleet.cli.run_command import run_command
 from mjfleet.config import TrainConfig
-from mjfleet.config.validation import Checked
+from mjfleet.config.validation import Checked, OptionalFolder
 from mjfleet.errors import UserError
 from mjfleet.utils.console import print_error
 
-VERSION = "1.6.0"
-NEWEST = "2026-11-14T00:00:00Z"  # As for the packages of mjfleet, see pyproject.toml.
 PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib")
 DRIVER = str(Path(__file__).with_name("peer_driver.py"))
 
@@ -60,15 +54,24 @@ NOTES = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class MjlabOptions(Options):
+    """The flags of every benchmark, and where mjlab is."""
+
+    mjlab: OptionalFolder = None
+    """A virtual environment with mjlab, which `uv venv FOLDER` and `uv pip install --python FOLDER
+    mjlab==1.6.0` make."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Which(Checked):
     """The first word of the command."""
 
     peer: tyro.conf.Positional[Literal["mjlab", "rsl_rl"]]
-    """`mjlab`, which is installed for this, or rsl_rl's stock runner and PPO in our environment."""
+    """`mjlab`, for which --mjlab is needed, or rsl_rl's stock runner and PPO in our environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerOptions(Options, Which):
+class PeerOptions(MjlabOptions, Which):
     """Train the same by another stack and by mjfleet in turn."""
 
     num_envs: Counts = (256, 1024, 4096)
@@ -88,42 +91,45 @@ class Peer:
 
 def compare(setup: Setup, options: PeerOptions) -> Result:
     """Train by both in turn, with each number of environments."""
-    configs = {n: setup.config(n) for n in options.num_envs}
-    setup.worker_args(configs[options.num_envs[0]])  # Raises before mjlab is installed.
-    peer = find_peer(options.peer, setup)
+    peer = find_peer(options.peer, setup, options.mjlab)
     print_error("once for the caches of kernels")
     first = setup.config(options.num_envs[0], max_iterations=1)
     train_ours(setup, first)
     train_peer(setup, peer, first)
 
     def measure(num_envs: int) -> dict[str, Any]:
-        config = configs[num_envs]
+        config = setup.config(num_envs)
         ours = train_ours(setup, config)
         return {"mjfleet": ours, peer.name: train_peer(setup, peer, config)}
 
     keys = [{"num_envs": n} for n in options.num_envs]
     samples = setup.rounds(keys, measure, f"mjfleet, then {peer.name}, {{num_envs}} environments")
     tables = []
-    for figure, (title, factor, power) in FIGURES.items():
-        pairs = [(s, s["mjfleet"][figure] * factor, s[peer.name][figure] * factor) for s in samples]
-        rows = [(s["num_envs"], [a, b, (a / b) ** power]) for s, a, b in pairs]
+    for figure, (title, _, _) in FIGURES.items():
+        rows = [(s["num_envs"], both(figure, s["mjfleet"], s[peer.name])) for s in samples]
         tables.append(Table.of(title, ["environments", "mjfleet", peer.name, "ratio"], rows))
     notes = [*NOTES, *peer.lacks]
     return setup.result(f"peer-{peer.name}", tables, notes, samples, versions=peer.versions)
 
 
-def find_peer(name: str, setup: Setup) -> Peer:
-    """Return stock rsl_rl, or mjlab, which is installed first where it is missing.
+def both(figure: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[float]:
+    """Return one of FIGURES of two runs in the unit of its table, and their ratio."""
+    _, factor, power = FIGURES[figure]
+    a, b = ours[figure] * factor, theirs[figure] * factor
+    return [a, b, (a / b) ** power]
 
-    UserError if mjlab has no such task; for mjlab also what `install_mjlab` raises.
-    """
+
+def find_peer(name: str, setup: Setup, folder: str | None) -> Peer:
+    """Return stock rsl_rl, or mjlab in its folder; UserError without one, or without the task."""
     if name == "rsl_rl":
         return Peer(name, [sys.executable, "-P"])
     if setup.found.name not in MJLAB_TASKS:
         known = ", ".join(MJLAB_TASKS)
         raise UserError(f"mjlab has no counterpart of {setup.found.name}; it has those of {known}.")
     task, timestep, integrator = MJLAB_TASKS[setup.found.name]
-    python = install_mjlab(setup.scratch)
+    if not folder:
+        raise UserError("mjlab is needed: say by --mjlab FOLDER where it is, see --help.")
+    python = str(Path(folder, "bin", "python"))
     code = f"from importlib.metadata import version as v\nfor n in {PACKAGES}: print(n, v(n))"
     lines = [line.split(" ") for _, line in run_timed([python, "-c", code], setup.scratch).lines]
     versions = {n if n == name else f"{name}'s {n}": version for n, version in lines}
@@ -131,36 +137,16 @@ def find_peer(name: str, setup: Setup) -> Peer:
     return Peer(name, [python], known, versions)
 
 
-def install_mjlab(scratch: Path) -> str:
-    """Install mjlab in an environment of its own, unless it is complete; return its Python.
-
-    Raises:
-        UserError: uv is missing.
-        WorkerError: uv could not install it; the message says why.
-    """
-    if not (uv := shutil.which("uv")):
-        raise UserError("mjlab is installed by uv, which is missing: `pip install uv`.")
-    folder = user_cache_path("mjfleet") / "bench" / f"mjlab-{VERSION}"
-    print_error(f"mjlab {VERSION} is in {folder}, or is installed there")
-    python, package = f"{folder}/bin/python", f"mjlab=={VERSION}"
-    run_timed([uv, "venv", "--allow-existing", "--python", sys.executable, str(folder)], scratch)
-    pins = ["--python", python, "--exclude-newer", NEWEST]
-    run_timed([uv, "pip", "install", *pins, package], scratch)
-    return python
-
-
 def train_ours(setup: Setup, config: TrainConfig, flags: Sequence[str] = ()) -> dict[str, Any]:
-    """Train by mjfleet, with further flags of `train`; return what `summarise` does."""
+    """Train by mjfleet, with further flags; return what `summarise` does, and printed `errors`."""
     rows, child = train_timed(setup.found, config, setup.scratch, flags)
-    return summarise(config, setup.options.warmup, child, rows)
+    found = summarise(config, setup.options.warmup, child, rows)
+    return found | {"errors": " ".join(child.errors.split())}
 
 
-def train_peer(
-    setup: Setup, peer: Peer, config: TrainConfig, records_rewards: bool = False
-) -> dict[str, Any]:
+def train_peer(setup: Setup, peer: Peer, config: TrainConfig) -> dict[str, Any]:
     """Train by another stack; return what `summarise` does."""
-    worker = asdict(setup.worker_args(config))
-    request = {"worker": worker, "peer_task": peer.task, "records_rewards": records_rewards}
+    request = {"worker": asdict(setup.worker_args(config)), "peer_task": peer.task}
     child = run_timed([*peer.python, DRIVER, json.dumps(request)], setup.scratch)
     rows = [{"seconds": at, **json.loads(line)} for at, line in child.lines if line[:2] == '{"']
     peer.lacks.update(dict.fromkeys(rows.pop(0)["lacks"]))
@@ -170,9 +156,8 @@ def train_peer(
 def summarise(
     config: TrainConfig, warmup: int, child: TimedChild, rows: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return FIGURES of a run of training, and its rows: what it reported of each iteration, and
-    when (`seconds` since its start). Speed and times are those after the warm-up.
-    """
+    """Return FIGURES of a run, after the warm-up, and the rows of its iterations with the `seconds`
+    since its start."""
     steps = config.env.num_envs * config.agent.num_steps_per_env
     first = min(warmup, len(rows) - 1)
     elapsed = rows[-1]["seconds"] - (rows[first - 1]["seconds"] if first else 0.0)
@@ -187,5 +172,4 @@ def summarise(
 
 
 if __name__ == "__main__":
-    command = partial(run_benchmark, PeerOptions, compare, "python benchmarks/peer.py")
-    sys.exit(run_command(command, sys.argv[1:]))
+    run_script(PeerOptions, compare)

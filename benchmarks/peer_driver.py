@@ -7,52 +7,45 @@ Runs in a child process; for mjlab by the Python of mjlab's own environment, whi
 
 import inspect
 import json
-import math
 import os
 import sys
+from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-
-class IterationLines:
-    """Prints lines of JSON to standard output, to which nothing else is printed any more."""
-
-    def __init__(self, records_rewards: bool) -> None:
-        self._records_rewards = records_rewards
-        self._output = os.dup(1)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-    def write(self, values: dict[str, Any]) -> None:
-        """Print a line."""
-        os.write(self._output, json.dumps(values).encode() + b"\n")
-
-    def follow(self, logger: Any) -> None:
-        """Print a line whenever a runner's logger has logged an iteration.
-
-        Recording the mean reward of the iteration's steps costs a mean for each step.
-        """
-        log, process = logger.log, logger.process_env_step
-        rewards: list[Any] = []
-
-        def process_env_step(reward: Any, *others: Any) -> None:
-            rewards.append(reward.mean())
-            process(reward, *others)
-
-        def log_and_print(**values: Any) -> None:
-            log(**values)
-            mean = {"mean_reward": float(sum(rewards) / len(rewards))} if rewards else {}
-            rewards.clear()
-            times = {f"{part}_seconds": values[f"{part}_time"] for part in ("collect", "learn")}
-            self.write({"iteration": values["it"] + 1} | times | mean)
-
-        logger.log = log_and_print
-        if self._records_rewards:
-            logger.process_env_step = process_env_step
+Write = Callable[[dict[str, Any]], object]
 
 
-def train_rsl_rl(worker: dict[str, Any], lines: IterationLines) -> None:
+def take_output() -> Write:
+    """Return a function that prints lines of JSON to standard output; nothing else does then."""
+    output = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return lambda values: os.write(output, json.dumps(values).encode() + b"\n")
+
+
+def follow(logger: Any, write: Write) -> None:
+    """Print a line, with the mean reward of its steps, whenever a runner's logger has logged an
+    iteration."""
+    log, process = logger.log, logger.process_env_step
+    rewards: list[Any] = []
+
+    def process_env_step(reward: Any, *others: Any) -> None:
+        rewards.append(reward.mean())
+        process(reward, *others)
+
+    def log_and_print(**values: Any) -> None:
+        log(**values)
+        times = {f"{part}_seconds": values[f"{part}_time"] for part in ("collect", "learn")}
+        mean = {"mean_reward": float(sum(rewards) / len(rewards))}
+        rewards.clear()
+        write({"iteration": values["it"] + 1} | times | mean)
+
+    logger.log, logger.process_env_step = log_and_print, process_env_step
+
+
+def train_rsl_rl(worker: dict[str, Any], write: Write) -> None:
     """Train our environment by rsl_rl's stock runner."""
     from rsl_rl.runners import OnPolicyRunner
 
@@ -64,12 +57,12 @@ def train_rsl_rl(worker: dict[str, Any], lines: IterationLines) -> None:
         agent, device = config.agent, args.devices[0]
         settings = rsl_rl_config(agent, found.load) | {"logger": "tensorboard"}
         runner = OnPolicyRunner(env, settings, log_dir=args.run_dir, device=device)
-        lines.write({"lacks": []})
-        lines.follow(runner.logger)
+        write({"lacks": []})
+        follow(runner.logger, write)
         runner.learn(agent.max_iterations, agent.init_at_random_ep_len)
 
 
-def train_mjlab(worker: dict[str, Any], peer_task: dict[str, Any], lines: IterationLines) -> None:
+def train_mjlab(worker: dict[str, Any], peer_task: dict[str, Any], write: Write) -> None:
     """Train a task of mjlab's with our settings, as its command line does.
 
     The task with our settings is registered as one more of mjlab's tasks.
@@ -85,42 +78,34 @@ def train_mjlab(worker: dict[str, Any], peer_task: dict[str, Any], lines: Iterat
     registry, train = import_module("mjlab.tasks.registry"), import_module("mjlab.scripts.train")
     name = peer_task["name"]
     env, agent = registry.load_env_cfg(name), registry.load_rl_cfg(name)
-    usual = import_module("mjlab.rl").MjlabOnPolicyRunner
-    runner_kind: Any = registry.load_runner_cls(name) or usual
+    kind: Any = registry.load_runner_cls(name) or import_module("mjlab.rl").MjlabOnPolicyRunner
 
-    class FollowedRunner(runner_kind):
+    class FollowedRunner(kind):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            lines.follow(self.logger)
+            follow(self.logger, write)
 
     config, ours = worker["config"], f"{name}-mjfleet"
     _set_env(env, config["env"], peer_task)
-    lines.write({"lacks": _set_agent(agent, config["agent"])})
+    write({"lacks": _set_agent(agent, config["agent"])})
     settings = {"play_env_cfg": env, "rl_cfg": agent, "runner_cls": FollowedRunner}
     registry.register_mjlab_task(ours, env, **settings)
     sys.argv = ["train", ours, "--log-root", worker["run_dir"], *device]
     train.main()
 
 
-def cartpole_reward(env: Any, cart_cfg: Any, hinge_cfg: Any) -> Any:
-    """Return dm_control's reward for the cart-pole, as ours is. Shape (num_envs,).
+def like_dm_control(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Return mjlab's reward for the cart-pole, `theirs`, as dm_control and we have it.
 
     mjlab's differs in that control at its limit earns 0.1 of what no control earns.
     """
-    import torch
 
-    def near_zero(value: torch.Tensor, margin: float) -> torch.Tensor:
-        return torch.exp(math.log(0.1) * (value / margin) ** 2)
+    def reward(env: Any, cart_cfg: Any, hinge_cfg: Any) -> Any:
+        control = env.action_manager.action.squeeze(-1).square()
+        ours, own = (4 + (1 - share * control).clamp(min=0.0) for share in (1.0, 0.9))
+        return theirs(env, cart_cfg, hinge_cfg) * ours / own
 
-    cart, hinge = env.scene[cart_cfg.name].data, env.scene[hinge_cfg.name].data
-    angle = hinge.joint_pos[:, hinge_cfg.joint_ids].squeeze(-1)
-    speed = hinge.joint_vel[:, hinge_cfg.joint_ids].squeeze(-1)
-    position = cart.joint_pos[:, cart_cfg.joint_ids].squeeze(-1)
-    control = env.action_manager.action.squeeze(-1)
-    upright = (torch.cos(angle) + 1) / 2
-    centered = (1 + near_zero(position, 2.0)) / 2
-    small_control = (4 + torch.clamp(1 - control**2, min=0.0)) / 5
-    return upright * centered * small_control * (1 + near_zero(speed, 5.0)) / 2
+    return reward
 
 
 def _set_env(env: Any, ours: dict[str, Any], peer_task: dict[str, Any]) -> None:
@@ -129,7 +114,7 @@ def _set_env(env: Any, ours: dict[str, Any], peer_task: dict[str, Any]) -> None:
     env.sim.mujoco.timestep = peer_task["timestep"]
     env.sim.mujoco.integrator = peer_task["integrator"]
     if "smooth_reward" in env.rewards:
-        env.rewards["smooth_reward"].func = cartpole_reward
+        env.rewards["smooth_reward"].func = like_dm_control(env.rewards["smooth_reward"].func)
         env.scale_rewards_by_dt = False
     env.scene.num_envs = ours["num_envs"]
 
@@ -165,15 +150,14 @@ def _set_agent(agent: Any, ours: dict[str, Any]) -> list[str]:
 def main(request: dict[str, Any]) -> None:
     """Train; print a line of JSON with the settings that mjlab lacks, and one for each iteration.
 
-    The request holds `worker` (the WorkerArgs of our own training), `records_rewards` (whether
-    lines hold the mean reward) and `peer_task` (for mjlab its `name` of the task, and our
-    `timestep` in s and `integrator`).
+    The request holds `worker` (the WorkerArgs of our own training) and `peer_task` (for mjlab its
+    `name` of the task, and our `timestep` in s and `integrator`).
     """
-    lines = IterationLines(request["records_rewards"])
+    write = take_output()
     if request["peer_task"]:
-        train_mjlab(request["worker"], request["peer_task"], lines)
+        train_mjlab(request["worker"], request["peer_task"], write)
     else:
-        train_rsl_rl(request["worker"], lines)
+        train_rsl_rl(request["worker"], write)
 
 
 if __name__ == "__main__":

@@ -4,25 +4,20 @@ python benchmarks/reference.py [TASK] [flags]
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 from learning import mean_line
 from mjfleet.bench.benchmark_options import Options, Setup
-from mjfleet.bench.command import run_benchmark
+from mjfleet.bench.command import run_script
 from mjfleet.bench.result import Cell, Result, Spread, Table, our_commit, show
-from mjfleet.bench.timed_training import TRAIN, run_timed
-from mjfleet.cli.run_command import run_command
+from mjfleet.bench.timed_training import run_timed, train_timed
 from mjfleet.config.validation import MOST, Count, between
 from mjfleet.errors import UserError
-from mjfleet.runs.metrics_csv import METRICS_FILE, Rows, read_rows, value
 from mjfleet.tools.report.logged_run import STEPS
 from mjfleet.tools.report.picture import Panel, draw
 from mjfleet.utils.child_process import python_module
@@ -101,46 +96,31 @@ def measured_before(folder: Path) -> list[Mapping[str, Any]]:
 
 def _train(setup: Setup, options: ReferenceOptions, seed: int) -> dict[str, Any]:
     """Train with a seed and play the policy; return what the table needs."""
-    name = setup.found.name
-    devices = [
-        *("--engine", options.engine, "--cpu-threads", options.cpu_threads),
-        *("--gpu-ids", *(setup.devices.indices or ["None"])),
-    ]
-    flags = ["--agent.seed", seed, "--agent.max-iterations", options.iterations]
-    with TemporaryDirectory(dir=setup.scratch) as folder:
-        command = [*TRAIN, name, *devices, *flags, "--log-root", folder]
-        child = run_timed([*map(str, command)], setup.scratch)
-        (run,) = Path(folder).glob("*/*/")
-        points = _returns(read_rows(run / METRICS_FILE)[1])
-        played = Path(folder, "played.json")
-        command = [*PLAY, name, *devices, "--resume", run, "--episodes", options.episodes]
-        run_timed([*map(str, command), "--output", str(played)], setup.scratch)
-        policy = {key: figures["mean"] for key, figures in json.loads(played.read_text()).items()}
+    config = setup.config(None, seed=seed, max_iterations=options.iterations)
+    played, policy = setup.scratch / "played.json", dict[str, float]()
+
+    def play(run: Path) -> None:
+        flags = ["--resume", str(run), "--episodes", str(options.episodes), "--output", str(played)]
+        run_timed([*PLAY, setup.found.name, *setup.device_flags, *flags], setup.scratch)
+        figures = json.loads(played.read_text())
+        policy.update((name, figure["mean"]) for name, figure in figures.items())
+
+    rows, child = train_timed(setup.found, config, setup.scratch, look=play)
+    points = [(r["total_steps"] / 1e6, r["mean_return"]) for r in rows if "mean_return" in r]
+    if not points:
+        raise UserError("no episode has ended; more --iterations are needed.")
     length = -(-len(points) // POINTS)
     parts = [points[at : at + length] for at in range(0, len(points), length)]
     return {
         "seed": seed,
         "steps": points[-1][0],
         "minutes": child.seconds / 60,
-        "return": _mean(points[-LAST:]),
+        "return": fmean(number for _, number in points[-LAST:]),
         "policy": policy,
         "threads": options.cpu_threads or usable_cores(),
         "commit": our_commit(),
-        "curve": [[part[-1][0] for part in parts], [_mean(part) for part in parts]],
+        "curve": [[part[-1][0] for part in parts], [fmean(n for _, n in part) for part in parts]],
     }
-
-
-def _returns(rows: Rows) -> list[tuple[float, float]]:
-    """Return million environment steps and returns of the iterations that have one."""
-    found = [(value(row, "total_steps"), value(row, "mean_return")) for row in rows]
-    points = [(steps / 1e6, number) for steps, number in found if steps and number is not None]
-    if not points:
-        raise UserError("no episode has ended; more --iterations are needed.")
-    return points
-
-
-def _mean(points: Sequence[tuple[float, float]]) -> float:
-    return fmean(number for _, number in points)
 
 
 def _row(task: str, runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
@@ -154,5 +134,4 @@ def _row(task: str, runs: Sequence[Mapping[str, Any]]) -> list[Cell]:
 
 
 if __name__ == "__main__":
-    command = partial(run_benchmark, ReferenceOptions, reference, "python benchmarks/reference.py")
-    sys.exit(run_command(command, sys.argv[1:]))
+    run_script(ReferenceOptions, reference)

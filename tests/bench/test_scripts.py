@@ -63,7 +63,9 @@ STAND_INS = {
             mujoco = Space(timestep=0.02, integrator="euler")
             return Space(decimation=5, episode_length_s=50.0, scale_rewards_by_dt=True,
                          sim=Space(mujoco=mujoco), scene=Space(num_envs=1),
-                         rewards={"smooth_reward": Space(func=None)})
+                         rewards={"smooth_reward": Space(func=earn)})
+        def earn(env, cart_cfg, hinge_cfg):
+            return (4 + 1 - 0.9 * env.action_manager.action.squeeze(-1) ** 2) / 5
         def load_rl_cfg(task):
             return Agent()
         def load_runner_cls(task):
@@ -89,11 +91,9 @@ STAND_INS = {
             assert agent.actor.hidden_dims == [256, 128, 64]
             assert "init_std" in agent.actor.distribution_cfg
             reward = env.rewards["smooth_reward"].func
-            state = Space(joint_pos=torch.zeros(2, 2), joint_vel=torch.zeros(2, 2))
-            world = Space(scene={"cartpole": Space(data=state)},
-                          action_manager=Space(action=torch.tensor([[0.0], [1.0]])))
-            slider, hinge = (Space(name="cartpole", joint_ids=[joint]) for joint in (0, 1))
-            torch.testing.assert_close(reward(world, slider, hinge), torch.tensor([1.0, 0.8]))
+            control = torch.tensor([[0.0], [0.5], [-1.0], [2.0]])
+            earned = reward(Space(action_manager=Space(action=control)), None, None)
+            torch.testing.assert_close(earned[:3], torch.tensor([1.0, 0.95, 0.8]))
             print("chatter")
             logger = runner().logger
             for it in range(agent.max_iterations):
@@ -119,7 +119,6 @@ def test_the_driver_gives_our_settings_and_tells_each_iteration(tmp_path: Path) 
     request = {
         "worker": {"config": to_dict(config), "devices": ["cpu"], "run_dir": "logs"},
         "peer_task": {"name": "Mjlab-Cartpole-Balance", "timestep": 0.01, "integrator": "euler"},
-        "records_rewards": True,
     }
     result = subprocess.run(
         [sys.executable, BENCHMARKS / "peer_driver.py", json.dumps(request)],
@@ -147,7 +146,7 @@ def test_a_mistake_is_told_and_leaves_nothing(
     Path("reference.json").write_text(content)
     for kind, measure, arguments, words in (
         (peer.PeerOptions, peer.compare, ["mjlab", "hopper-v5"], "no counterpart of hopper-v5"),
-        (peer.PeerOptions, peer.compare, ["mjlab"], "`pip install uv`"),
+        (peer.PeerOptions, peer.compare, ["mjlab"], "--mjlab FOLDER"),
         (
             learning.LearningOptions,
             learning.learning,
@@ -221,8 +220,8 @@ def test_learning_says_when_all_conditions_held(run: Run, tmp_path: Path) -> Non
     assert len(first) == len(second) == 12
     assert first[0]["mean_reward"] != second[0]["mean_reward"]
     (table,) = data["tables"]
-    ((who, samples, seconds),) = table["rows"]
-    assert who == "mjfleet"
+    ((who, _, _, count, samples, seconds),) = table["rows"]
+    assert (who, count) == ("mjfleet", "2 of 2")
     assert samples["low"] == samples["high"] == 10 * 16 * 32 / 1e6
     assert seconds["low"] == min(rows[9]["seconds"] for rows in (first, second))
     assert seconds["high"] == max(rows[9]["seconds"] for rows in (first, second))
@@ -273,12 +272,16 @@ def learned(*rewards: float) -> list[dict[str, Any]]:
 
 def test_a_run_is_good_once_it_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    until_good = importlib.import_module("learning").until_good
+    table_of = importlib.import_module("learning").table_of
     early, late, never = learned(1, 1, 1), learned(1, 0.5, 1), learned(1, 1, 0.5)
-    assert until_good([early, late], 0.9, "seconds") == Spread(4.0, 2.0, 6.0)
-    assert until_good([early, late], 0.9, "samples") == Spread(0.002, 0.001, 0.003)
-    assert until_good([early, never], 0.9, "seconds") == "1 of 2 did: 2"
-    assert until_good([never], 0.9, "seconds") == "0 of 1 did"
+    one = Spread(0.001, 0.001, 0.001), Spread(2.0, 2.0, 2.0)
+    for runs, *good in (
+        ([early, late], "2 of 2", Spread(0.002, 0.001, 0.003), Spread(4.0, 2.0, 6.0)),
+        ([early, never], "1 of 2", *one),
+        ([never], "0 of 1", None, None),
+    ):
+        best = {"best": [early]}
+        assert table_of({**best, "others": runs}, []).rows[1][-3:] == good
 
 
 def test_a_condition_holds_for_the_mean_of_ten_iterations_and_all_at_once(

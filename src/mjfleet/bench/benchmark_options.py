@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from mjfleet.bench.result import Result
-from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.config.launch_config import GPUS, GpuRequest
 from mjfleet.config.validation import COUNT, Checked, Count, Folder, OptionalCount, Rule
 from mjfleet.launch.devices import Devices
@@ -46,6 +46,11 @@ class Options(Checked):
     output: Folder = "logs/bench"
     """Folder for the results, as JSON and Markdown."""
 
+    @property
+    def placement(self) -> LaunchConfig:
+        """What the flags say of devices and engine."""
+        return LaunchConfig(gpu_ids=self.gpu_ids, engine=self.engine)
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -55,12 +60,21 @@ class Setup:
     options: Options
     devices: Devices
     scratch: Path
+    save: Callable[[Result], object]
+    """Writes a result, also one that is not complete yet, into `--output`."""
 
     @property
     def kind(self) -> str:
         """The engine and the kind of device."""
         engine = self.worker_args(self.config(None)).engine
         return f"{engine}-{self.devices.names[0].partition(':')[0]}"
+
+    @property
+    def device_flags(self) -> list[str]:
+        """The flags that give a command the first of the devices."""
+        threads, gpu = self.options.cpu_threads, (*map(str, self.devices.indices), "None")[0]
+        engine = self.options.placement.engine
+        return ["--engine", engine, "--cpu-threads", str(threads), "--gpu-ids", gpu]
 
     def config(
         self, num_envs: int | None, *, workers: int = 1, threads: int | None = None, **agent: Any
@@ -75,7 +89,7 @@ class Setup:
         values = {
             "gpu_ids": list(gpus[:workers]) or None,
             "cpu_workers": None if gpus or workers == 1 else workers,
-            "engine": options.engine,
+            "engine": options.placement.engine,
             "cpu_threads": threads or options.cpu_threads,
             "env": {"num_envs": num_envs} if num_envs else {},
             "agent": {"max_iterations": options.warmup + options.iterations, **agent},

@@ -3,23 +3,31 @@
 import os
 import platform
 import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mjfleet.bench.benchmark_options import Options, Setup
 from mjfleet.bench.measurements import BenchOptions, scaling, startup, throughput
 from mjfleet.bench.result import Result, our_commit
-from mjfleet.config import LaunchConfig
+from mjfleet.cli.run_command import run_command
 from mjfleet.config.flags import parse_flags
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import choose_devices, needs_gpus
 from mjfleet.registry import discover
 from mjfleet.runs.run_json import now
 from mjfleet.utils.console import print_error, print_line
-from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name, usable_cores
+from mjfleet.utils.hardware_names import (
+    count_gpus,
+    cpu_name,
+    driver_version,
+    gpu_name,
+    usable_cores,
+)
 from mjfleet.utils.packages import stack_versions
 from mjfleet.worker.stop_signals import StopRequest
 
@@ -35,6 +43,12 @@ def bench(arguments: Sequence[str]) -> int:
     return run_benchmark(BenchOptions, measure, "mjfleet bench", arguments)
 
 
+def run_script(kind: type[Options], measure: Callable[[Setup, Any], Result]) -> NoReturn:
+    """Run a script of benchmarks/ by the flags of its command line, and exit."""
+    prog = f"python benchmarks/{Path(sys.argv[0]).name}"
+    sys.exit(run_command(partial(run_benchmark, kind, measure, prog), sys.argv[1:]))
+
+
 def run_benchmark(
     kind: type[Options], measure: Callable[[Setup, Any], Result], prog: str, flags: Sequence[str]
 ) -> int:
@@ -47,8 +61,8 @@ def run_benchmark(
     folder = Path(options.output)
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
         raise UserError(f"--output {folder}: this path leads through a file; it must be a folder.")
-    chosen = LaunchConfig(gpu_ids=options.gpu_ids, engine=options.engine)
-    if needs_gpus(chosen) and options.gpu_ids == "auto":
+    chosen = options.placement
+    if needs_gpus(chosen) and chosen.gpu_ids == "auto":
         chosen = replace(chosen, gpu_ids="all")
     devices, taken = choose_devices(chosen, os.environ), now()
     gpus = [gpu_name(str(index)) for index in range(count_gpus())]
@@ -56,13 +70,18 @@ def run_benchmark(
     if commit := our_commit():
         versions["mjfleet"] += f" ({commit})"
     machine = {"CPU": cpu_name(), "cores": f"{usable_cores()} of {os.cpu_count()}"}
-    machine |= {"GPU": ", ".join(gpus)} if gpus else {}
+    machine |= {"GPU": ", ".join(gpus), "NVIDIA driver": driver_version()} if gpus else {}
+    command = shlex.join([*prog.split(), *flags])
+
+    def save(result: Result) -> str:
+        return result.write(folder, command, taken, machine | versions)
+
     with (
         StopRequest().installed(),
         tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch,
     ):
-        result = measure(Setup(found, options, devices, Path(scratch)), options)
-    text = result.write(folder, shlex.join([*prog.split(), *flags]), taken, machine | versions)
+        result = measure(Setup(found, options, devices, Path(scratch), save), options)
+    text = save(result)
     print_error(f"written: {folder / result.name}.json and .md")
     print_line(text)
     return 0

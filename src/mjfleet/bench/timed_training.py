@@ -4,7 +4,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ class TimedChild:
     lines: Sequence[tuple[float, str]]  # Of its standard output, with the seconds since its start.
     seconds: float  # From its start to its end.
     peak_memory: int  # Bytes: the greatest resident set of it or of one process it waited for.
+    errors: str  # What it has printed to standard error.
 
 
 def run_timed(
@@ -53,20 +54,25 @@ def run_timed(
             child.send_signal(signal.SIGTERM)
             child.wait(STOP_SECONDS)
             raise
-        seconds = time.perf_counter() - start
+        seconds, errors = time.perf_counter() - start, child.errors()
         if code:
             if mistake := child.mistake():
                 raise UserError(mistake)
-            errors = child.errors() or "\n".join(line for _, line in lines)
+            errors = errors or "\n".join(line for _, line in lines)
             how = f"{' '.join(command[:4])} ... {child.how_it_ended()}"
             raise WorkerError(f"{how}\n{errors[-SHOWN_CHARACTERS:].strip()}")
-    return TimedChild(lines, seconds, child.peak_memory)
+    return TimedChild(lines, seconds, child.peak_memory, errors)
 
 
 def train_timed(
-    found: FoundTask, config: TrainConfig, scratch: Path, flags: Sequence[str] = ()
+    found: FoundTask,
+    config: TrainConfig,
+    scratch: Path,
+    flags: Sequence[str] = (),
+    look: Callable[[Path], object] = lambda run_dir: None,
 ) -> tuple[list[dict[str, float]], TimedChild]:
-    """Train by the command `train`, with further `flags`; the run directory is removed again.
+    """Train by the command `train`, with further `flags`; the run directory is removed again, after
+    a `look` at it.
 
     Returns the rows of metrics.csv without empty cells, each with the `seconds` from the start of
     the process to its report; and the process. Raises what `run_timed` does.
@@ -81,6 +87,7 @@ def train_timed(
     try:
         child = run_timed([*TRAIN, *words, *flags], scratch)
         rows = read_rows(run_dir / METRICS_FILE)[1]
+        look(run_dir)
     finally:
         remove_note(run_dir)
         shutil.rmtree(run_dir, ignore_errors=True)

@@ -64,19 +64,36 @@ def count_gpus() -> int:
         return driver.nvmlDeviceGetCount() if driver else 0
 
 
+def driver_version() -> str:
+    """Return the version of the NVIDIA driver; empty: there is none."""
+    with nvml() as driver:
+        return str(driver.nvmlSystemGetDriverVersion()) if driver else ""
+
+
 def gpu_name(physical: str) -> str:
     """Return a GPU's model, such as "NVIDIA H100 80GB HBM3", or `physical` where NVML fails.
 
     `physical` is an index in the driver's order, a GPU UUID or a MIG UUID.
     """
+    return str(ask_gpu(physical, "nvmlDeviceGetName") or physical)
+
+
+def gpu_memory(physical: str) -> float:
+    """Return the memory of a GPU in use by all programs, in GiB; 0 where NVML does not know."""
+    memory = ask_gpu(physical, "nvmlDeviceGetMemoryInfo")
+    return memory.used / 2**30 if memory else 0.0
+
+
+def ask_gpu(physical: str, function: str) -> Any:
+    """Return what a function of NVML says of a GPU, or None where that fails."""
     with nvml() as driver:
         if driver is None:
-            return physical
+            return None
         try:
             if physical.isdecimal():
                 handle = driver.nvmlDeviceGetHandleByIndex(int(physical))
             else:
                 handle = driver.nvmlDeviceGetHandleByUUID(physical)
-            return str(driver.nvmlDeviceGetName(handle))
+            return getattr(driver, function)(handle)
         except driver.NVMLError:
-            return physical
+            return None
