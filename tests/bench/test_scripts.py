@@ -140,13 +140,15 @@ def test_a_mistake_is_told_and_leaves_nothing(
     monkeypatch.syspath_prepend(BENCHMARKS)
     for name in ("CUDA_VISIBLE_DEVICES", "PATH"):
         monkeypatch.setenv(name, "")
-    names = ("peer", "learning", "reference")
-    peer, learning, reference = map(importlib.import_module, names)
+    names = ("peer", "learning", "reference", "gpu")
+    peer, learning, reference, gpu = map(importlib.import_module, names)
     content = '{"samples": [{"task": "cartpole-balance"}]}'
     Path("reference.json").write_text(content)
     for kind, measure, arguments, words in (
         (peer.PeerOptions, peer.compare, ["mjlab", "hopper-v5"], "no counterpart of hopper-v5"),
         (peer.PeerOptions, peer.compare, ["mjlab"], "--mjlab FOLDER"),
+        (gpu.GpuOptions, gpu.gpu, ["--device", "cpu", "--num-envs", "0"], "--num-envs"),
+        (gpu.GpuOptions, gpu.gpu, [], "--gpu-ids 0: "),
         (
             learning.LearningOptions,
             learning.learning,
@@ -194,6 +196,55 @@ def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
     assert ratio["median"] == pytest.approx(ours["median"] / theirs["median"])
     worlds, ours, theirs, ratio = data["tables"][1]["rows"][0]
     assert ratio["median"] == pytest.approx(theirs["median"] / ours["median"])
+
+
+@pytest.mark.slow
+def test_all_sections_for_a_gpu_run_on_a_cpu(tmp_path: Path) -> None:
+    result = run_script(tmp_path, "gpu.py", "--device", "cpu", "--num-envs", "64")
+    assert result.returncode == 0, result.stderr
+    folder = tmp_path / "logs/bench"
+    data = json.loads((folder / "gpu-cartpole-balance-warp-cpu.json").read_text())
+    assert (folder / "gpu-cartpole-balance-warp-cpu.md").read_text() in result.stdout
+    found = {sample["section"]: sample for sample in data["samples"]}
+    assert [*found] == ["trains", "speed", "captured", "profile", "same", "peer"]
+    assert {sample["status"] for sample in found.values()} == {"ok"}
+    rows = {section: sample["rows"] for section, sample in found.items()}
+    (trained,) = rows["trains"]
+    assert trained["warnings"] is None
+    (speeds,) = rows["speed"]
+    assert speeds["environments"] == 64
+    assert speeds["engine"] > speeds["end to end"] > 0
+    updates, physics = rows["captured"][:2], rows["captured"][2:]
+    assert {row["ms"] for row in updates} == {"needs CUDA"}
+    assert all(row["ms"] > 0 for row in physics)
+    *longest, iteration = rows["profile"]
+    assert len(longest) == 10
+    times = [row["ms"] for row in longest]
+    assert times == sorted(times, reverse=True)
+    assert iteration["idle"] == "needs CUDA"
+    for row in rows["same"]:
+        assert row["same seed"] == row["continued"] == 0.0
+    assert "--mjlab" in rows["peer"][0][""]
+
+
+@pytest.mark.slow
+def test_a_section_that_fails_or_takes_too_long_does_not_end_the_others(tmp_path: Path) -> None:
+    (tmp_path / "mjlab/bin").mkdir(parents=True)
+    (tmp_path / "mjlab/bin/python").symlink_to("/bin/false")
+    flags = ("--device", "cpu", "--num-envs", "4", "--mjlab", "mjlab", "--iterations", "1")
+    run_script(tmp_path, "gpu.py", *flags, "--sections", "peer", "captured", "--output", "failed")
+    failed, whole = samples_of(tmp_path / "failed")
+    assert failed["status"] == "ended with 1"
+    assert "WorkerError" in failed["rows"][0]["failed"]
+    assert whole["status"] == "ok"
+    flags = (*flags, "--seconds", "0.01", "--sections", "trains", "same", "--output", "late")
+    run_script(tmp_path, "gpu.py", *flags)
+    assert {sample["status"] for sample in samples_of(tmp_path / "late")} == {"stopped after 0 s"}
+
+
+def samples_of(folder: Path) -> list[dict[str, Any]]:
+    (file,) = folder.glob("*.json")
+    return json.loads(file.read_text())["samples"]
 
 
 @pytest.mark.slow
