@@ -404,6 +404,28 @@ def test_worlds_may_fall_at_their_own_rates(engine: str) -> None:
     assert close(fallen / fallen[1], MASSES, 1e-3)
 
 
+def test_balls_land_on_what_has_grown(engine: str) -> None:
+    model = mujoco.MjModel.from_xml_string(
+        """
+        <mujoco><worldbody>
+          <geom type="plane" size="5 5 0.1"/>
+          <geom type="box" pos="0 0 0.5" size="0.05 0.05 0.02"/>
+          <body pos="2 0 0.5"><joint axis="0 0 1" damping="1"/>
+            <geom type="box" size="0.05 0.05 0.02" mass="5"/></body>
+          <body pos="0.15 0 0.62"><freejoint/><geom type="sphere" size="0.05"/></body>
+          <body pos="2.15 0 0.62"><freejoint/><geom type="sphere" size="0.05"/></body>
+        </worldbody></mujoco>
+        """
+    )
+    sim = build(engine, model)
+    sim.expand("geom_size")[2:, 1:3, :2] = 0.3
+    sim.set_const()
+    sim.step(500)
+    heights = sim.qpos[:, [3, 10]]
+    assert close(heights[:2], 0.05 * torch.ones(2, 2), 0.01)
+    assert close(heights[2:], 0.57 * torch.ones(2, 2), 0.02)
+
+
 def test_what_differs_is_kept_with_the_state(engine: str) -> None:
     model = load("box")
     sim, again = build(engine, model), build(engine, model)

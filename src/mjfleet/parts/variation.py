@@ -160,10 +160,9 @@ def vary(
     Args:
         env: the environment.
         field: `body_mass` (kg), `body_inertia` (kg m2), `density` for both, `body_ipos` (centre of
-            mass, m);
-            `geom_friction`, `geom_size` (of primitives, m; masses do not follow); `dof_armature`
-            (kg m2), `dof_damping`, `dof_frictionloss`; of position actuators `kp`, `kd`, or `gains`
-            for both; `actuator_gear` (torque of motors), `actuator_armature`,
+            mass, m); `geom_friction`, `geom_size` (of primitives, m; masses do not follow);
+            `dof_armature` (kg m2), `dof_damping`, `dof_frictionloss`; of position actuators `kp`,
+            `kd`, or `gains` for both; `actuator_gear` (torque of motors), `actuator_armature`,
             `actuator_forcerange`; or `opt.gravity` (m/s2).
         names: regular expressions for whole names of bodies, of geoms or the bodies that have them,
             of joints, or of actuators. None for gravity.
