@@ -139,7 +139,9 @@ def numbers(env: Env[Any], name: str = "geom_friction") -> torch.Tensor:
     return env.sim.expand(name).view(env.num_envs, -1)[:, place.at]
 
 
-def test_each_reset_draws_from_the_models_own_value(engine: str) -> None:
+def test_each_reset_draws_from_the_models_own_value(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def varies(env: SledEnv) -> None:
         vary(env, "geom_friction", "runner", "scale", (2.0, 3.0), when="reset")
         vary(env, "opt.gravity", None, "add", (-1.0, 1.0), when="reset", columns=(2,))
@@ -160,7 +162,7 @@ def test_each_reset_draws_from_the_models_own_value(engine: str) -> None:
     assert ((gravity[:, 2] + 9.81).abs() <= 1.0 + 1e-5).all()
     env.step(torch.zeros(WORLDS, 2))
     env.episode_length_buf[1] = env.max_episode_length
-    with no_host_synchronisation():
+    with no_host_synchronisation(monkeypatch):
         env.step(torch.zeros(WORLDS, 2))
     assert (numbers(env) != drawn[-1]).flatten().tolist() == [False, True, False, False]
 
