@@ -176,7 +176,8 @@ class Simulation(ABC):
     ) -> torch.Tensor:
         """Return how far each ray goes until it hits a geom, as `mujoco.mj_ray` does.
 
-        Geoms are where derived fields say.
+        Geoms are where derived fields say. A ray exactly through an edge of a mesh or height field
+        may slip through.
 
         Args:
             starts: of the rays, `(num_envs, rays, 3)`, m, in the world frame.
