@@ -30,7 +30,7 @@ GUIDES = {
     "train": "configuration.md#all-flags",
     "play": "watching.md",
     "tasks": "tasks.md#where-tasks-are-found",
-    "new-task": "tasks.md",
+    "new-task": "tasks.md#your-own-robot",
     "check-task": "tasks.md#what-check-task-finds",
     "doctor": "doctor.md",
     "tune": "configuration.md#how-many-environments",

@@ -47,8 +47,8 @@ def make_robot(
         numbers = len(key.qpos) if (key := spec.key(HOME)) else 0
         if numbers < FREE:
             raise UserError(NO_HOME)
-        _add_sensors(spec, base, feet)
-        _add_ground(spec, terrain)
+        add_sensors(spec, base, feet)
+        add_ground(spec, float(spec.key(HOME).qpos[2]), terrain)
         model = spec.compile()
         if numbers != model.nq:  # MuJoCo fills up zeros.
             raise UserError(NO_HOME)
@@ -111,7 +111,7 @@ def _check_home(model: mujoco.MjModel, feet: tuple[str, ...], is_rough: bool) ->
                 )
 
 
-def _add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> None:
+def add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> None:
     """Add the sensors that a model lacks, of the body `base` and of feet.
 
     MuJoCo and MuJoCo Warp both compute all of these. Each costs time in every physics step.
@@ -152,10 +152,11 @@ def _add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> None:
     add("robot_contact", mjtSensor.mjSENS_CONTACT, **whole, intprm=FOUND)
 
 
-def _add_ground(spec: mujoco.MjSpec, terrain: Terrain | None = None) -> None:
+def add_ground(spec: mujoco.MjSpec, height: float, terrain: Terrain | None = None) -> None:
     """Put a robot on a plane, unless its model has a geom `floor`, or on rough ground instead.
 
-    The ground has contype 1 and conaffinity 0, and leaves friction to the robot.
+    The ground has contype 1 and conaffinity 0, and leaves friction to the robot. The view is for a
+    robot of this height, m.
     """
     if spec.geom(FLOOR):
         if terrain is None:
@@ -163,7 +164,7 @@ def _add_ground(spec: mujoco.MjSpec, terrain: Terrain | None = None) -> None:
         spec.delete(spec.geom(FLOOR))
     elif any(geom.type == mujoco.mjtGeom.mjGEOM_PLANE for geom in spec.worldbody.geoms):
         raise UserError(f"the model has ground of its own, whose name must be {FLOOR!r}.")
-    _set_view(spec, is_rough=terrain is not None)
+    _set_view(spec, height, is_rough=terrain is not None)
     floor = spec.worldbody.add_geom(
         name=FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=(0.0, 0.0, 0.05), material=GROUND,
         contype=1, conaffinity=0, priority=-1, group=0,
@@ -172,9 +173,8 @@ def _add_ground(spec: mujoco.MjSpec, terrain: Terrain | None = None) -> None:
         terrain.put_into(spec, floor)
 
 
-def _set_view(spec: mujoco.MjSpec, is_rough: bool) -> None:
+def _set_view(spec: mujoco.MjSpec, height: float, is_rough: bool) -> None:
     """Set colours, light and the size of the view."""
-    height = float(spec.key(HOME).qpos[2])
     spec.stat.center, spec.stat.extent = (0.0, 0.0, 0.75 * height), 2.5 * height
     spec.stat.meansize = 0.15 * height
     view, light = spec.visual, spec.visual.headlight
@@ -188,13 +188,14 @@ def _set_view(spec: mujoco.MjSpec, is_rough: bool) -> None:
             builtin=mujoco.mjtBuiltin.mjBUILTIN_GRADIENT,
             rgb1=(0.75, 0.85, 0.95), rgb2=(0.35, 0.45, 0.6),
         )  # fmt: skip
-    spec.add_texture(
-        name=GROUND, type=mujoco.mjtTexture.mjTEXTURE_2D, **image,
-        builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
-        rgb1=(0.72, 0.71, 0.69), rgb2=(0.66, 0.65, 0.63),
-    )  # fmt: skip
-    material = spec.add_material(name=GROUND, texuniform=True, specular=0.1)
-    material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = GROUND
+    if spec.texture(GROUND) is None:
+        spec.add_texture(
+            name=GROUND, type=mujoco.mjtTexture.mjTEXTURE_2D, **image,
+            builtin=mujoco.mjtBuiltin.mjBUILTIN_CHECKER,
+            rgb1=(0.72, 0.71, 0.69), rgb2=(0.66, 0.65, 0.63),
+        )  # fmt: skip
+        material = spec.add_material(name=GROUND, texuniform=True, specular=0.1)
+        material.textures[mujoco.mjtTextureRole.mjTEXROLE_RGB] = GROUND
     if is_rough:  # A shadow of this size would be coarse.
         spec.worldbody.add_light(
             name=SUN, type=mujoco.mjtLightType.mjLIGHT_DIRECTIONAL, dir=(-0.5, 0.6, -0.6),

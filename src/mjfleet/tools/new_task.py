@@ -1,4 +1,7 @@
-"""`mjfleet new-task <name>`: writes a task folder to start from. Imports nothing heavy."""
+"""`mjfleet new-task <name>`: writes a task folder to start from.
+
+Imports nothing heavy, but MuJoCo with `--from`.
+"""
 
 import os
 import re
@@ -11,10 +14,11 @@ from typing import Annotated
 import tyro
 
 from mjfleet.config.flags import parse_flags
-from mjfleet.config.validation import Checked, Folder
+from mjfleet.config.validation import Checked, Folder, PathText
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.utils.console import print_line
+from mjfleet.utils.mujoco_import import import_mujoco
 
 TEMPLATE = Path(__file__).with_name("task_template")
 """A task named `reacher` with classes named Reacher...; the new names replace these."""
@@ -28,6 +32,8 @@ class NewTaskArguments(Checked):
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """Name of the task and of its folder, such as `my-robot`."""
+    from_: Annotated[PathText, tyro.conf.arg(name="from", metavar="FILE")] = None
+    """Model of a robot of your own, MJCF or URDF, to make the task for. It is copied."""
     tasks_dir: Folder = "tasks"
     """Folder in which the task's folder is made."""
 
@@ -44,20 +50,31 @@ def new_task(arguments: Sequence[str]) -> int:
     if name in known:
         raise UserError(f"there is a task `{name}` already, in {known[name].folder}.")
     class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]", name))
-    names, folder = {"reacher": name, "Reacher": class_name}, root / name
-    try:
-        folder.mkdir(parents=True)
-        for file in FILES:
-            text = (TEMPLATE / file).read_text(encoding="utf-8")
-            text = re.sub("[Rr]eacher", lambda found: names[found[0]], text)
-            (folder / file).write_text(text, encoding="utf-8")
-            print_line(f"wrote {folder / file}")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+    folder = root / name
     run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
     is_found = root.resolve() == Path("tasks").resolve()
     where = name if is_found else f"{name} --tasks-dir {shlex.quote(str(root))}"
-    print_line("\nNext")
-    for command in NEXT:
-        print_line(f"  {run}{command.format(where)}")
+    commands = [f"{run}{command.format(where)}" for command in NEXT]
+    try:
+        if parsed.from_ is None:
+            lines = _write_template(folder, {"reacher": name, "Reacher": class_name})
+        else:
+            import_mujoco()
+            from mjfleet.tools.from_model.write import write_task
+
+            lines = write_task(Path(parsed.from_), folder, name, class_name, commands)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be made: {error.strerror}") from None
+    for line in (*lines, "\nNext", *(f"  {command}" for command in commands)):
+        print_line(line)
     return 0
+
+
+def _write_template(folder: Path, names: dict[str, str]) -> list[str]:
+    """Write the template with these names for its own; return a line for each file."""
+    folder.mkdir(parents=True)
+    for file in FILES:
+        text = (TEMPLATE / file).read_text(encoding="utf-8")
+        text = re.sub("[Rr]eacher", lambda found: names[found[0]], text)
+        (folder / file).write_text(text, encoding="utf-8")
+    return [f"wrote {folder / file}" for file in FILES]

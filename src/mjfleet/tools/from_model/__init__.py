@@ -1,0 +1,1 @@
+"""`mjfleet new-task --from`: a task from a robot's own model."""

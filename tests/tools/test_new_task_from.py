@@ -1,0 +1,385 @@
+"""`mjfleet new-task --from`: a task from a robot's own file; what it refuses leaves nothing."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import mujoco
+import pytest
+
+from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.cli.run_command import run_command
+from mjfleet.config import from_dict
+from mjfleet.registry import discover
+from mjfleet.tools.check_task.command import WORLDS, examine
+from mjfleet.tools.check_task.examine import Examination
+
+from ..conftest import REPOSITORY, Run, only_run, rows
+from .own_robots import (
+    BIPED,
+    HAND,
+    PELVIS,
+    QUADRUPED,
+    urdf_arm,
+    urdf_joint,
+    urdf_link,
+    write_obj,
+    write_robots,
+    write_stl,
+)
+
+KINDS = {
+    "quadruped": ("legged", 12), "biped": ("legged", 10), "arm": ("reach", 4),
+    "fixed": ("reach", 4), "hand": ("pose", 10), "cart": ("pose", 4), "closed": ("stand", 4),
+}  # fmt: skip
+"""The kind of task of each robot, and its number of actions."""
+MARKS = {
+    "legged": "(VelocityEnv)", "reach": "_reachable", "pose": "by_speed", "stand": "def terminated"
+}  # fmt: skip
+"""What only the environment of a kind has."""
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MJFLEET_TASKS", raising=False)
+
+
+def make(name: str, file: Path | str) -> Path:
+    """Make a task; return its folder."""
+    assert run_command(mjfleet, ["new-task", name, "--from", str(file)]) == 0
+    return Path("tasks", name)
+
+
+def model_of(folder: Path) -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_path(str(folder / "model.xml"))
+
+
+def mistakes_on_native(name: str) -> list[str]:
+    found = discover({}).tasks[name]
+    config = from_dict(found.defaults(), {"env": {"num_envs": WORLDS}})
+    return [str(finding) for finding in Examination(found, config).on_native()]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_each_robot_becomes_a_task_of_the_right_kind_without_mistakes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    kind, actions = KINDS[name]
+    file = write_robots(tmp_path / "sources")[name]
+    before = {path: path.read_bytes() for path in file.parent.rglob("*") if path.is_file()}
+    folder = make(name, file)
+    printed = capsys.readouterr().out
+    assert [each for each, text in MARKS.items() if text in (folder / "env.py").read_text()] == [
+        kind
+    ]
+    model, readme = model_of(folder), (folder / "README.md").read_text()
+    assert model.nu == actions == discover({}).tasks[name].task.num_actions
+    assert model.key("home").qpos.shape == (model.nq,)
+    assert model.geom("floor").type == mujoco.mjtGeom.mjGEOM_PLANE
+    assert model.nlight
+    is_free = kind != "reach" and name != "hand"
+    assert (mujoco.mjtJoint.mjJNT_FREE in model.jnt_type) == is_free
+    # What was added and what is asked is printed, and is in README.md.
+    for line in printed.splitlines():
+        said = line.partition(": ")[2] if line.startswith(("added", "to answer")) else ""
+        assert said in readme
+    assert printed.count("\nadded: ") > 4
+    assert f"  mjfleet check-task {name}\n" in printed
+    # The source is as it was, and is not needed any more.
+    after = {path: path.read_bytes() for path in file.parent.rglob("*") if path.is_file()}
+    assert after == before
+    file.parent.rename(tmp_path / "elsewhere")
+    assert mistakes_on_native(name) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["arm", *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS if name != "arm")],
+)
+def test_tasks_have_no_mistakes_on_both_engines_and_train(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    make(name, write_robots(tmp_path / "sources")[name])
+    assert examine(discover({}).tasks[name], "cpu") == ([], [])
+    few = ("--agent.max-iterations", "2", "--num-envs", "16", "--gpu-ids", "None")
+    trained = run("train", name, *few)
+    assert trained.returncode == 0, trained.stderr
+    assert len(rows(only_run(tmp_path, name))) == 2
+
+
+@pytest.mark.slow
+def test_an_arm_learns_to_reach(run: Run, tmp_path: Path) -> None:
+    make("arm", write_robots(tmp_path / "sources")["arm"])
+    assert run("train", "arm", "--gpu-ids", "None", "--agent.max-iterations", "100").returncode == 0
+    rewards = [float(row["mean_reward"]) for row in rows(only_run(tmp_path, "arm"))]
+    assert rewards[-1] > 3 * rewards[0] > 0
+
+
+def test_robots_on_legs_stand_in_their_home(tmp_path: Path) -> None:
+    files = write_robots(tmp_path / "sources")
+    for name, seconds in (("quadruped", 2.0), ("closed", 2.0), ("biped", 0.5)):
+        model = model_of(make(name, files[name]))
+        data = mujoco.MjData(model)
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+        height = data.qpos[2].item()
+        mujoco.mj_step(model, data, round(seconds / model.opt.timestep))
+        assert data.qpos[2] > 0.9 * height
+        assert data.xmat[model.jnt_bodyid[0], 8] > 0.98
+
+
+def test_feet_are_found_and_named(tmp_path: Path) -> None:
+    files = write_robots(tmp_path / "sources")
+    quadruped, biped = (
+        (make(name, files[name]) / "env.py").read_text() for name in ("quadruped", "biped")
+    )
+    assert 'feet = ("FR_calf_foot", "FL_calf_foot", "RR_calf_foot", "RL_calf_foot")' in quadruped
+    assert 'feet = ("left_foot", "right_foot")' in biped
+    assert 'base = "pelvis"' in biped
+
+
+def test_gains_follow_from_the_limits_of_a_file_and_else_from_mass(tmp_path: Path) -> None:
+    files = write_robots(tmp_path / "sources")
+    biped = model_of(make("biped", files["biped"]))
+    assert (biped.actuator_forcerange[:, 1] == 40).all()
+    assert biped.actuator("left_knee_joint").gainprm[0] == pytest.approx(40 / 0.67, rel=0.01)
+    quadruped = make("quadruped", files["quadruped"])
+    torque = model_of(quadruped).actuator_forcerange[:, 1]
+    weight = 9.81 * model_of(quadruped).body("body").subtreemass[0]
+    assert (torque > 0.1 * weight).all()  # N·m, with legs of 0.3 m.
+    assert (torque < 0.3 * weight).all()
+    assert "What torque" in (quadruped / "README.md").read_text()
+
+
+def test_motors_become_controllers_for_legs_with_their_own_limits(tmp_path: Path) -> None:
+    names = [
+        f"{leg}_{part}" for leg in ("FR", "FL", "RR", "RL") for part in ("roll", "pitch", "knee")
+    ]
+    motors = "".join(f'<motor joint="{name}" gear="2" ctrlrange="-7 7"/>' for name in names[::-1])
+    text = QUADRUPED.replace("</mujoco>", f"<actuator>{motors}</actuator></mujoco>")
+    (tmp_path / "robot.xml").write_text(text)
+    folder = make("motors", tmp_path / "robot.xml")
+    model = model_of(folder)
+    assert model.actuator_trnid[:, 0].tolist() == list(range(1, 13))
+    assert (model.actuator_forcerange[:, 1] == 14).all()
+    assert (model.actuator_gainprm[:, 0] == -model.actuator_biasprm[:, 1]).all()
+    assert "12 position actuators in place of 12 others" in (folder / "README.md").read_text()
+
+
+def test_a_model_that_lacks_nothing_stays_as_it_is(tmp_path: Path) -> None:
+    source = REPOSITORY / "tasks/go2/go2.xml"
+    folder = make("mine", source)
+    (mine, go2) = model_of(folder), mujoco.MjModel.from_xml_path(str(source))
+    for name in ("actuator_gainprm", "actuator_biasprm", "jnt_range", "dof_armature", "body_mass"):
+        assert getattr(mine, name) == pytest.approx(getattr(go2, name), rel=1e-5)
+    assert mine.key("home").qpos == pytest.approx(go2.key("home").qpos, abs=1e-3)
+    readme = (folder / "README.md").read_text()
+    assert "## Questions\n\nNone.\n" in readme
+    assert readme.count("\n- ") == 2 + 4  # Ground and sensors; what to check.
+
+
+def test_closed_loops_have_motors_near_the_base_and_a_question(tmp_path: Path) -> None:
+    folder = make("closed", write_robots(tmp_path / "sources")["closed"])
+    model = model_of(folder)
+    driven = [model.joint(joint).name for joint in model.actuator_trnid[:, 0]]
+    assert driven == ["left_front", "left_back", "right_front", "right_back"]
+    readme = (folder / "README.md").read_text()
+    assert "Which joints have motors? `left_shin`, `left_link`, `right_shin`" in readme
+    assert "it has closed loops, which `mjfleet.legged` does not have" in readme
+
+
+def test_a_link_that_follows_another_has_no_motor(tmp_path: Path) -> None:
+    mimic = '<mimic joint="joint1" multiplier="2"/>'
+    text = urdf_arm("meshes/a.stl").replace(
+        '<child link="link2"/>', f'<child link="link2"/>{mimic}'
+    )
+    write_stl(tmp_path / "meshes/a.stl")
+    (tmp_path / "robot.urdf").write_text(text)
+    model = model_of(make("arm", tmp_path / "robot.urdf"))
+    assert [model.actuator(i).name for i in range(model.nu)] == ["joint0", "joint1", "joint3"]
+    assert model.neq == 1
+
+
+def test_a_urdf_keeps_its_links_and_what_it_does_not_weigh_has_no_mass(tmp_path: Path) -> None:
+    file = write_robots(tmp_path / "sources")["biped"]
+    light = urdf_link("marker", 1, '<sphere radius="0.1"/>')
+    light = light[: light.index("<inertial>")] + light[light.index("</inertial>") + 11 :]
+    text = BIPED.replace(
+        "</robot>", light + urdf_joint("m", "pelvis", "marker", "0 0 0.2") + "</robot>"
+    )
+    file.write_text(text)
+    model = model_of(make("biped", file))
+    names = {model.body(i).name for i in range(model.nbody)}
+    assert {"pelvis", "imu", "marker", "left_foot"} <= names
+    assert model.body("pelvis").mass[0] == 8
+    assert model.body("marker").mass[0] == 0
+    assert (model.geom_group[model.geom_contype | model.geom_conaffinity > 0] != 1).all()
+
+
+def test_a_fixed_base_stays_fixed_and_is_asked_about(tmp_path: Path) -> None:
+    mount = '<link name="world"/>' + urdf_joint("mount", "world", "pelvis", "0 0 0.8")
+    file = write_robots(tmp_path / "sources")["biped"]
+    file.write_text(BIPED.replace("</robot>", f"{mount}</robot>"))
+    folder = make("biped", file)
+    assert mujoco.mjtJoint.mjJNT_FREE not in model_of(folder).jnt_type
+    assert "The file fixes the base to the world." in (folder / "README.md").read_text()
+
+
+def test_meshes_are_found_beside_the_file_and_copied_under_names_of_their_own(
+    tmp_path: Path,
+) -> None:
+    write_obj(tmp_path / "visual/link.obj")
+    write_obj(tmp_path / "collision/link.obj", 0.06)
+    one, other = (f"package://own_arm/{kind}/link.obj" for kind in ("visual", "collision"))
+    text = other.join(urdf_arm(one).rsplit(one, 1))
+    (tmp_path / "robot.urdf").write_text(text)
+    folder = make("arm", tmp_path / "robot.urdf")
+    copies = sorted(path.name for path in (folder / "assets").iterdir())
+    assert copies == ["link.obj", "link_2.obj"]
+    assert model_of(folder).nmesh == 2
+    # A package with other folders, of which only the meshes were copied beside the file.
+    (tmp_path / "robot.urdf").write_text(urdf_arm("package://other/deep/link.obj"))
+    assert model_of(make("arm2", tmp_path / "robot.urdf")).nmesh == 1
+
+
+def test_an_mjcf_with_includes_and_folders_of_meshes_becomes_one_file(tmp_path: Path) -> None:
+    write_stl(tmp_path / "assets/deep/shell.stl")
+    text = HAND.replace("<worldbody>", '<compiler meshdir="assets"/><asset><mesh name="shell" '
+                        'file="deep/shell.stl"/></asset><worldbody>')  # fmt: skip
+    text = text.replace('<geom type="box" size="0.04 0.04 0.015" mass="0.3"/>',
+                        '<geom type="mesh" mesh="shell" mass="0.3"/>')  # fmt: skip
+    (tmp_path / "hand.xml").write_text(text)
+    (tmp_path / "scene.xml").write_text(
+        '<mujoco><include file="hand.xml"/><worldbody><geom name="table" type="plane" '
+        'size="1 1 0.1"/><light pos="0 0 2"/></worldbody></mujoco>'
+    )
+    folder = make("hand", tmp_path / "scene.xml")
+    model = model_of(folder)
+    assert (folder / "assets/shell.stl").is_file()
+    assert model.nmesh == 1
+    assert (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE).sum() == 1
+    assert model.nlight == 1
+
+
+def test_what_is_written_is_formatted_and_has_no_lint(tmp_path: Path) -> None:
+    for name, file in write_robots(tmp_path / "sources").items():
+        make(name, file)
+    ruff, rules = [sys.executable, "-m", "ruff"], ["--isolated", "--line-length", "100"]
+    for command in (["check", "--select", "E,F,W,B,UP,PIE"], ["format", "--diff"]):
+        done = subprocess.run([*ruff, *command, *rules, "tasks"], check=False, capture_output=True)
+        assert done.returncode == 0, done.stdout.decode()
+
+
+Change = Callable[[Path], object]
+
+
+def text_of(name: str, text: str) -> Change:
+    return lambda folder: (folder / name).write_text(text)
+
+
+TWO = QUADRUPED.replace("</worldbody>", HAND.split("<worldbody>")[1].split("</mujoco>")[0])
+REFUSALS: dict[str, tuple[str, Change, str]] = {
+    "no file": ("nothing.xml", lambda _: None, "'nothing.xml'; there is no such file"),
+    "a folder": ("meshes", lambda folder: (folder / "meshes").mkdir(), "there is no such file"),
+    "no XML": ("robot.xml", text_of("robot.xml", "<mujoco>\n<body"), "robot.xml: .*line 2"),
+    "not text": (
+        "robot.xml", lambda folder: (folder / "robot.xml").write_bytes(b"\xff\xfe\x00"), "robot.xml"
+    ),
+    "another format": ("robot.xml", text_of("robot.xml", "<sdf/>"), "robot.xml: .*'sdf'"),
+    "xacro": (
+        "robot.urdf", text_of("robot.urdf", '<robot xmlns:xacro="x"><xacro:include/></robot>'),
+        "this is xacro"
+    ),
+    "does not compile": (
+        "robot.xml", text_of("robot.xml", QUADRUPED.replace('size="0.03"', 'size="-1"', 1)),
+        "size 0 must be positive in geom .*line 7"
+    ),
+    "an unknown attribute": (
+        "robot.xml", text_of("robot.xml", QUADRUPED.replace("axis=", "axes=", 1)),
+        "unrecognized attribute: 'axes' .*line 6"
+    ),
+    "two robots": ("robot.xml", text_of("robot.xml", TWO), "2 robots, the bodies 'body', 'palm'"),
+    "no joint": (
+        "robot.urdf", text_of("robot.urdf", f"<robot name='a'>{PELVIS}</robot>"),
+        "no body has a joint"
+    ),
+    "a mesh is missing": (
+        "robot.urdf", text_of("robot.urdf", BIPED), r"line \d+: .*package://own_biped/meshes/shin.stl"
+    ),
+    "a mesh of an MJCF is missing": (
+        "robot.xml",
+        text_of("robot.xml", '<mujoco>\n<asset>\n<mesh file="a.stl"/></asset></mujoco>'),
+        "<mesh> in line 3: there is no file 'a.stl'"
+    ),
+    "a mesh that MuJoCo cannot read": (
+        "robot.urdf",
+        lambda folder: [
+            text_of("robot.urdf", urdf_arm("meshes/a.dae"))(folder),
+            write_stl(folder / "meshes/a.dae"),
+        ],
+        r"line \d+: MuJoCo cannot read the mesh 'a.dae'; convert it to .stl, .obj or .msh"
+    ),
+    "../ of a URDF": (
+        "robot.urdf", text_of("robot.urdf", urdf_arm("../outside.stl")), r"'../outside.stl' leaves"
+    ),
+    "package:// that leaves": (
+        "robot.urdf", text_of("robot.urdf", urdf_arm("package://own/../../outside.stl")), "leaves"
+    ),
+    "an absolute path": ("robot.urdf", text_of("robot.urdf", urdf_arm("/etc/hostname")), "leaves"),
+    "../ of an MJCF": (
+        "robot.xml",
+        text_of("robot.xml", '<mujoco><asset><mesh file="../outside.stl"/></asset></mujoco>'),
+        "<mesh> in line 1: '../outside.stl' leaves"
+    ),
+    "a folder of meshes that leaves": (
+        "robot.xml",
+        text_of("robot.xml", '<mujoco><compiler meshdir=".."/><asset><mesh file="outside.stl"/>'
+                "</asset></mujoco>"),
+        "'outside.stl' leaves"
+    ),
+    "an include that leaves": (
+        "robot.xml", text_of("robot.xml", '<mujoco>\n<include file="../other.xml"/></mujoco>'),
+        "<include> in line 2: '../other.xml' leaves"
+    ),
+    "a link to outside": (
+        "robot.urdf",
+        lambda folder: [
+            text_of("robot.urdf", urdf_arm("a.stl"))(folder),
+            (folder / "a.stl").symlink_to("../outside.stl"),
+        ],
+        "'a.stl' leaves"
+    ),
+}  # fmt: skip
+"""The file that is named, what is in its folder, and what is said."""
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_read_is_one_message_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    file, change, said = REFUSALS[case]
+    write_stl(tmp_path / "outside.stl")
+    (tmp_path / "other.xml").write_text("<mujoco/>")
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    change(folder)
+    monkeypatch.chdir(folder)
+    before = sorted(tmp_path.rglob("*"))
+    assert run_command(mjfleet, ["new-task", "robot", "--from", file]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1
+    assert not shown.out
+    assert re.search(said, shown.err), shown.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_exists_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_robots(tmp_path / "sources")["arm"]
+    (tmp_path / "tasks/arm").mkdir(parents=True)
+    assert run_command(mjfleet, ["new-task", "arm", "--from", str(file)]) == 2
+    assert "tasks/arm cannot be made: File exists" in capsys.readouterr().err
+    assert not list((tmp_path / "tasks/arm").iterdir())
