@@ -12,7 +12,7 @@ from mjfleet.tools.new_task import new_task
 Change = tuple[str, str]
 
 SETUP = '        self.target = self.add_state("target", 2, reset="keep")\n'
-RESET = "        where = mask.unsqueeze(1)\n"
+RESET = "        pose = self.uniform(2, -2.0, 2.0)\n"
 APPLY = "        self.sim.ctrl[:] = action.clamp(-1.0, 1.0)\n"
 OBSERVE = "        angles, speeds = self.sim.qpos, self.sim.qvel\n"
 REWARDS = "        distance = self.way_to_target().norm(dim=1)\n"

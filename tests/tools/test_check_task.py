@@ -106,7 +106,7 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
         [
             after(SETUP, 'self.damping = self.sim.expand("dof_damping")'),
             after(RESET, "factor = self.uniform(2, 0.8, 1.2)",
-                  "self.damping[:] = torch.where(where, self.damping * factor, self.damping)"),
+                  "self.write(mask, self.damping, self.damping * factor)"),
             ("radius = self.uniform(1, -math.pi, math.pi), self.uniform(1, 0.1, 0.35)",
              "radius = (self.uniform(1, low, high)[:1].expand(self.num_envs, 1)"
              " for low, high in ((-math.pi, math.pi), (0.1, 0.35)))"),
@@ -140,7 +140,7 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
      [r"terminated\(\): true after 1 steps of most"]),
     ([after(SETUP, "self.start = self.sim.qpos.clone()"),
       ("speeds = self.sim.qpos", "speeds = self.start"),
-      ("torch.where(where, target, self.target)", "target")],
+      ("self.write(mask, self.target, target)", "self.target[:] = target")],
      [r"observe\(\)\['critic'\] columns 0, 1, 2, 3: 1, 1, 0, 0 in all",
       r"reset_worlds\(mask\): changes self.target"]),
     ([("state = torch.cat((angles.cos(), angles.sin(), 0.2 * speeds, way), dim=1)",

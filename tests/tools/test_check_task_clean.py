@@ -97,9 +97,9 @@ VARIATIONS: dict[str, list[Change]] = {
         after(
             RESET,
             "speed = self.levels.now.unsqueeze(1) * self.uniform(2, -1.0, 1.0)",
-            "self.sim.qvel[:] = torch.where(where, speed, self.sim.qvel)",
+            "self.write(mask, self.sim.qvel, speed)",
         ),
-        (TARGET, f"        self.start[:] = torch.where(where, pose, self.start)\n{TARGET}"),
+        (TARGET, f"        self.write(mask, self.start, pose)\n{TARGET}"),
         (
             OBSERVE,
             "        moved = self.uniform(2, -0.3, 0.3)\n"

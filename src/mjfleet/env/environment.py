@@ -252,14 +252,13 @@ class Env(StatefulEnv[C]):
     ) -> dict[str, torch.Tensor]:
         """Return reward terms `(num_envs,)`: call those that are functions. A function whose weight
         is 0 is not called; its term is 0."""
-        return {
-            name: term
-            if isinstance(term, torch.Tensor)
-            else torch.zeros_like(self._one)
-            if name in self._off
-            else term()
-            for name, term in terms.items()
-        }
+        found = {}
+        for name, term in terms.items():
+            if isinstance(term, torch.Tensor):
+                found[name] = term
+            else:
+                found[name] = torch.zeros_like(self._one) if name in self._off else term()
+        return found
 
     def write(self, mask: torch.Tensor, target: torch.Tensor, values: torch.Tensor) -> None:
         """Write `values` into `target` where `mask` `(num_envs,)` is true; both `(num_envs, ...)`.

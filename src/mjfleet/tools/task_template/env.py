@@ -23,13 +23,12 @@ class ReacherEnv(Env[ReacherConfig]):
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
         """Set a random pose at rest and a random target within reach, where `mask` is true."""
-        where = mask.unsqueeze(1)
         pose = self.uniform(2, -2.0, 2.0)
-        self.sim.qpos[:] = torch.where(where, pose, self.sim.qpos)
+        self.write(mask, self.sim.qpos, pose)
 
         angle, radius = self.uniform(1, -math.pi, math.pi), self.uniform(1, 0.1, 0.35)
         target = torch.cat((radius * angle.cos(), radius * angle.sin()), dim=1)
-        self.target[:] = torch.where(where, target, self.target)
+        self.write(mask, self.target, target)
         self.sim.mocap_pos[:, 0, :2] = self.target  # Moves the green ball, for viewers.
 
     def apply(self, action: torch.Tensor) -> None:
