@@ -436,6 +436,31 @@ def test_what_differs_is_kept_with_the_state(engine: str) -> None:
     assert torch.equal(sim.expand("geom_friction"), again.expand("geom_friction"))
 
 
+def test_springs_that_yield_are_kept_and_reset(engine: str) -> None:
+    model = mujoco.MjModel.from_xml_string("""
+        <mujoco>
+          <worldbody>
+            <body>
+              <joint axis="0 1 0" stiffness="1" springyield="0.05"/>
+              <geom size="0.1" pos="0.2 0 0"/>
+            </body>
+          </worldbody>
+        </mujoco>
+    """)
+    sim, fresh = build(engine, model), build(engine, model)
+    sim.step(300)
+    put_back = sim.keep()
+    sim.step(200)
+    first = sim.qpos.clone()
+    put_back()
+    sim.step(200)
+    assert torch.equal(sim.qpos, first)
+    sim.reset(torch.ones(WORLDS, dtype=torch.bool, device=sim.device))
+    for each in (sim, fresh):
+        each.step(200)
+    assert torch.equal(sim.qpos, fresh.qpos)
+
+
 def test_only_arrays_of_the_model_can_differ(engine: str) -> None:
     sim = build(engine, load("box"))
     for name in ("geom_frction", "nq", "opt.gravty", "opt.timestep"):

@@ -33,7 +33,7 @@ ACCELERATION_FIELDS = ("qacc", "actuator_force", "qfrc_actuator", "qfrc_constrai
 """Functions of forces, as the last physics step computed them. Zero after a reset."""
 
 INTEGRATION_FIELDS = (
-    *STATE_FIELDS, "qacc_warmstart", "eq_active", "userdata", "plugin_state",
+    *STATE_FIELDS, "qacc_warmstart", "eq_active", "userdata", "plugin_state", "plastic",
 )  # fmt: skip
 """Everything that the next physics step depends on: MuJoCo's mjSTATE_INTEGRATION."""
 
