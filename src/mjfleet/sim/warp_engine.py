@@ -3,7 +3,8 @@
 import copy
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
@@ -30,6 +31,12 @@ from mjfleet.utils.console import in_a_line
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
+
+LIMIT_SENSORS = (
+    mujoco.mjtSensor.mjSENS_JOINTLIMITPOS, mujoco.mjtSensor.mjSENS_JOINTLIMITVEL,
+    mujoco.mjtSensor.mjSENS_TENDONLIMITPOS, mujoco.mjtSensor.mjSENS_TENDONLIMITVEL,
+)  # fmt: skip
+"""Those of positions and velocities, which have one value each."""
 
 FIXED_AND_INERTIAL = mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0
 
@@ -60,6 +67,9 @@ class WarpSimulation(Simulation):
         """By the number of rays."""
         self._derived = False
         self._is_full = False  # Whether the device had no memory for larger buffers.
+        is_late = model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
+        self._has_late_sensors = bool(is_late.any())
+        self._has_sensor_history = bool((model.sensor_history[:, 0] > 0).any())
         if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # Which MuJoCo-Warp lacks.
             model = self.model = copy.copy(model)
             model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
@@ -74,6 +84,8 @@ class WarpSimulation(Simulation):
             # Since `warnings` was called last.
             self._overflowed, self._most_rows = wp.zeros(num_envs, int), wp.zeros(num_envs, int)
             self._most_contacts = wp.zeros(1, int)
+            is_limit = np.isin(model.sensor_type, LIMIT_SENSORS)
+            self._limits = wp.array(model.sensor_adr[is_limit], dtype=int)
             bits = [int(mjw.OverflowType[kind]) for kind in self.warning_kinds]
             self._kind_bits = torch.tensor(bits, dtype=torch.int32, device=self.device)
             self._load_kernels()
@@ -219,8 +231,12 @@ class WarpSimulation(Simulation):
         data = self._data
         needed = data.nacon, data.ncollision, data.nefc, data.overflow
         noted = self._most_contacts, self._most_rows, self._overflowed
-        for _ in range(n):
-            mjw.step(self._model, data)
+        for remaining in reversed(range(n)):
+            # Only the last step's accelerations are read. Sensors of positions and velocities are
+            # those that the velocity stage computes.
+            is_read = self._has_late_sensors and remaining == 0
+            with nullcontext() if is_read or self._has_sensor_history else no_sensors(self._model):
+                mjw.step(self._model, data)
             wp.launch(_note_use, self.num_envs, [*needed, *noted])
         if derived:
             self._velocity_stage()
@@ -228,6 +244,8 @@ class WarpSimulation(Simulation):
     def _velocity_stage(self) -> None:
         """Compute what depends on positions and velocities. `mjw.step1` would clear all sensors."""
         mjw.fwd_position(self._model, self._data, factorize=False)
+        if self._limits.size:  # MuJoCo-Warp writes their sensors only where a limit is active.
+            wp.launch(_clear, self.num_envs, [self._limits, self._data.sensordata])
         mjw.sensor_pos(self._model, self._data)
         mjw.fwd_velocity(self._model, self._data)
         mjw.sensor_vel(self._model, self._data)
@@ -296,6 +314,14 @@ def _note_use(
         contacts[0] = wp.max(contacts[0], wp.max(nacon[0], ncollision[0]))
 
 
+@wp.kernel(enable_backward=False)
+def _clear(columns: Any, values: Any) -> None:
+    """Set columns of an array to zero, for each world."""
+    world = wp.tid()
+    for i in range(columns.shape[0]):
+        values[world, columns[i]] = 0.0
+
+
 def start_warp(device: str) -> None:
     """Start warp without its banner and without a line for each kernel that it loads.
 
@@ -314,6 +340,17 @@ def start_warp(device: str) -> None:
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(null)
+
+
+@contextmanager
+def no_sensors(model: mjw.Model) -> Iterator[None]:
+    """Let steps compute no sensors. Nothing in MuJoCo-Warp's dynamics reads them."""
+    flags = model.opt.disableflags
+    model.opt.disableflags = flags | mjw.DisableBit.SENSOR
+    try:
+        yield
+    finally:
+        model.opt.disableflags = flags
 
 
 def put_model(model: mujoco.MjModel, device: str) -> mjw.Model:
