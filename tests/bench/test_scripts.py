@@ -200,7 +200,8 @@ def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_sections_for_a_gpu_run_on_a_cpu(tmp_path: Path) -> None:
-    result = run_script(tmp_path, "gpu.py", "--device", "cpu", "--num-envs", "64")
+    flags = ("--device", "cpu", "--num-envs", "64", "--seconds", "1000")
+    result = run_script(tmp_path, "gpu.py", *flags)
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "logs/bench"
     data = json.loads((folder / "gpu-cartpole-balance-warp-cpu.json").read_text())
