@@ -78,11 +78,14 @@ def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (('body name="FR_calf" pos="0 0 -0.213"', 'body name="FR_calf" pos="0 0 -0.24"'),
-         "FR_calf_joint is not .* that of FL_calf_joint, has another place"),
+         "FR_calf_joint has no image, a joint at 0.193 0.142 -0.24 m with the axis 0 1 0, "
+         "in the frame of trunk; FL_calf_joint is at 0.193 0.142 -0.213 m"),
+        # Of two hips on one side, neither is the other's image, nor its own.
         (('body name="FL_hip" pos="0.1934 0.0465', 'body name="FL_hip" pos="0.1934 -0.0465'),
-         "FR_hip_joint is not "),
+         "FR_hip_joint has no image, .* 0.193 0.0465 0 m .*; FL_hip_joint is at 0.193 -0.0465 0 m"),
         (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" axis="1 0 1"'),
-         "FR_hip_joint is not .* or axis. If this is intended"),
+         "FR_hip_joint has no image, .* axis -0.707 0 -0.707, .*; FL_hip_joint .* axis 1 0 0. If "
+         "this is intended"),
     ],
 )  # fmt: skip
 def test_a_joint_in_another_place_or_direction_has_no_image(

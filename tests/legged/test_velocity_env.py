@@ -37,6 +37,11 @@ def test_a_factor_of_no_joint_is_named() -> None:
             build(Robot, action_factors=factors)
 
 
+def test_a_robot_without_feet_is_named() -> None:
+    with pytest.raises(UserError, match=r"Robot\.feet is empty"):
+        build(Robot, feet=())
+
+
 def test_factors_belong_to_the_joints_that_match() -> None:
     env = build(Robot, action_factors={"hip": 0.5, "^FR_hip": 0.25})
     assert (env.action_scale / env.cfg.action_scale).tolist() == [0.25, 1, 1] + [0.5, 1, 1] * 3

@@ -100,9 +100,13 @@ def joint_images(model: mujoco.MjModel) -> Map:
         off = np.linalg.norm(places - place * VECTOR[1], axis=1) + 1 - np.abs(turns)
         nearest = int(off.argmin())
         if off[nearest] > NEAR:
+            off[i] = np.inf  # It is no image of its own; another joint shows what differs.
+            other = int(off.argmin())
+            image = _at(place * VECTOR[1], axis * ROTATION[1])
             _refuse(
-                f"{model.joint(i + 1).name} is not the mirror image of any joint; the nearest "
-                f"image, that of {model.joint(nearest + 1).name}, has another place or axis"
+                f"{model.joint(i + 1).name} has no image, a joint at {image}, in the frame of "
+                f"{model.body(base).name}; {model.joint(other + 1).name} is at "
+                f"{_at(places[other], axes[other])}"
             )
         index.append(nearest)
         signs.append(float(np.sign(turns[nearest])))
@@ -153,6 +157,11 @@ def _check_pairs(model: mujoco.MjModel, index: list[int], signs: np.ndarray) -> 
             joint, image = model.joint(i + 1).name, model.joint(index[i] + 1).name
             has, must = (" ".join(f"{x:.4g}" for x in row[i]) for row in (values, images))
             _refuse(f"the {name} of {joint} is {has}; as the image of {image}, it must be {must}")
+
+
+def _at(place: np.ndarray, axis: np.ndarray) -> str:
+    numbers = (" ".join(f"{x:.3g}" for x in vector + 0.0) for vector in (place, axis.round(6)))
+    return "{} m with the axis {}".format(*numbers)
 
 
 def _refuse(why: str) -> None:

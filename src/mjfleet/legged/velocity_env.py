@@ -337,6 +337,8 @@ class VelocityEnv(Env[VelocityConfig]):
 
     def of_feet(self, name: str, size: int) -> torch.Tensor:
         """Return a view of the values of all feet's sensors, `(num_envs, feet, size)`."""
+        if not self.feet:
+            raise UserError(f"{type(self).__name__}.feet is empty; it must name one foot or more.")
         count, names = len(self.feet), [f"{foot}_{name}" for foot in self.feet]
         first, *others = (int(self.sim.model.sensor(each).adr[0]) for each in names)
         if others != [first + size * i for i in range(1, count)]:
