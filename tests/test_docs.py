@@ -138,8 +138,8 @@ def test_the_quadruped_of_the_guide_has_no_mistakes_stands_and_trains(
         "train": ("--agent.max-iterations", "2", "--env.num-envs", "16"),
         "play": ("--env.num-envs", "4", "--env.episode-seconds", "2"),
     }
-    (commands,) = [text.splitlines() for language, text in blocks if language == "bash"]
-    for command in commands[1:3]:
+    commands, mixing = [text for language, text in blocks if language == "bash"]
+    for command in (*commands.splitlines()[1:3], mixing.replace("\\\n", "")):
         program, *flags = shlex.split(command)
         done = run(program, *flags, *few[program])
         assert done.returncode == 0, (command, done.stderr)

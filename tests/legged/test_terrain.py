@@ -1,5 +1,7 @@
 """Rough ground: what is drawn, what is stood on and what is looked up are the same."""
 
+from dataclasses import fields
+from hashlib import sha256
 from typing import Any
 
 import mujoco
@@ -9,8 +11,11 @@ import pytest
 import torch
 import warp as wp
 
+from mjfleet.config import from_dict
+from mjfleet.errors import UserError
+from mjfleet.legged.config import RoughVelocityConfig, TerrainSharesConfig
 from mjfleet.legged.scene import make_robot
-from mjfleet.legged.terrain import Ground, make_terrain
+from mjfleet.legged.terrain import KINDS, Ground, make_terrain, mixed_kinds
 
 from ..conftest import REPOSITORY
 
@@ -21,6 +26,12 @@ FEET = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")
 @pytest.fixture(scope="module")
 def terrain() -> Any:
     return make_terrain()
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Any:
+    """A column of each kind."""
+    return make_terrain(columns=len(KINDS), kinds=tuple(KINDS))
 
 
 @pytest.fixture(scope="module")
@@ -81,23 +92,23 @@ def test_origins_lie_on_the_ground_in_the_middle_of_flat_squares(terrain: Any) -
         assert look_up(terrain, origins[:, :2] + offset) == pytest.approx(origins[:, 2], abs=1e-5)
 
 
-def test_tiles_meet_at_height_zero(terrain: Any) -> None:
+def test_tiles_meet_at_height_zero(mixed: Any) -> None:
     for level in range(8):
-        for column in range(8):
-            heights = tile(terrain, level, column) + terrain.origins[level, column, 2]
+        for column in range(len(KINDS)):
+            heights = tile(mixed, level, column) + mixed.origins[level, column, 2]
             edges = (heights[0], heights[-1], heights[:, 0], heights[:, -1])
             assert np.concatenate(edges) == pytest.approx(0, abs=1e-4)
-    assert np.abs(terrain.heights[:200]).max() == 0
+    assert np.abs(mixed.heights[:200]).max() == 0
 
 
-def test_each_level_is_harder_than_the_one_before(terrain: Any) -> None:
-    for column in range(8):
-        tiles = [tile(terrain, level, column) for level in range(8)]
-        step = np.array([np.abs(np.diff(heights)).max() for heights in tiles])
-        assert (np.diff(step) > 0).all()
-        assert step[0] < 0.04
-        # Linearly, but for what is drawn by chance.
-        assert step / step[-1] == pytest.approx(np.arange(1, 9) / 8, abs=0.15)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "flat"])
+def test_each_level_is_harder_than_the_one_before(mixed: Any, kind: str) -> None:
+    tiles = [tile(mixed, level, mixed.kinds.index(kind)) for level in range(8)]
+    step = np.array([np.abs(np.diff(heights)).max() for heights in tiles])
+    assert (np.diff(step) > 0).all()
+    assert step[0] < 0.07
+    # Linearly, but for what is drawn by chance.
+    assert step / step[-1] == pytest.approx(np.arange(1, 9) / 8, abs=0.15)
 
 
 def test_the_hardest_level_has_the_published_figures(terrain: Any) -> None:
@@ -112,6 +123,64 @@ def test_the_hardest_level_has_the_published_figures(terrain: Any) -> None:
     assert stairs_down == pytest.approx(-stairs_up, abs=1e-4)
     assert 0.09 < np.abs(blocks).max() <= 0.1001
     assert np.abs(obstacles).max() == pytest.approx(0.14, abs=1e-4)
+
+
+def test_flat_ground_gaps_and_posts_have_their_figures(mixed: Any) -> None:
+    def middle_row(kind: str, level: int) -> np.ndarray:
+        """Heights from the platform's edge to the tile's."""
+        return tile(mixed, level, mixed.kinds.index(kind))[40, 50:]
+
+    assert (tile(mixed, 7, mixed.kinds.index("flat")) == 0).all()
+    for level, width in ((0, 0.2), (3, 0.3), (7, 0.4)):
+        gaps = middle_row("gaps", level)
+        assert gaps.min() == pytest.approx(-0.5 * (level + 1) / 8, abs=1e-5)
+        assert (gaps < -1e-4).sum() == pytest.approx(3 * (width / 0.1 - 1))
+        assert (np.diff((gaps < -1e-4).astype(int)) == 1).sum() == 3
+    ring = tile(mixed, 7, mixed.kinds.index("ring"))
+    assert 0.19 < ring.max() <= 0.2001
+    assert (ring > 0.0999).sum() == 20 * 25  # Points of 20 posts.
+    assert ring.min() == pytest.approx(0, abs=1e-4)
+    assert (middle_row("ring", 7) < 1e-4).all()  # It can be left between two posts.
+    assert (np.abs(ring - ring.T) > 0.01).any()  # Posts differ.
+
+
+def test_shares_say_how_many_columns_each_kind_has() -> None:
+    assert mixed_kinds({"flat": 1.0, "ring": 3.0, "gaps": 0.0}, 8) == (
+        *("flat", "ring", "ring", "ring", "flat", "ring", "ring", "ring"),
+    )
+    # A small share has a column, too.
+    few = mixed_kinds({"flat": 98.0, "ring": 1.0, "gaps": 1.0}, 8)
+    assert (few.count("ring"), few.count("gaps")) == (1, 1)
+    usual = (*KINDS,)[:8]
+    assert mixed_kinds(dict.fromkeys(usual, 0.2), 12) == (*usual, *usual[:4])
+    assert mixed_kinds({"flat": 0.0}, 3) == usual
+    assert make_terrain(columns=3, levels=1).kinds == usual[:3]
+
+
+def test_the_usual_ground_is_that_of_the_bundled_policies(terrain: Any) -> None:
+    shares = TerrainSharesConfig(**dict.fromkeys(terrain.kinds, 1.0))
+    for ground in (terrain, make_terrain(kinds=mixed_kinds(vars(shares), 8))):
+        digest = sha256(ground.heights.tobytes() + ground.origins.tobytes()).hexdigest()
+        assert digest[:16] == "4dae9dfe6ee44f63"
+
+
+def test_shares_have_the_kinds_that_there_are() -> None:
+    assert [field.name for field in fields(TerrainSharesConfig)] == [*KINDS]
+    with pytest.raises(UserError, match=r"`terrain_shares\.hills`; known here: rough, .*ring"):
+        from_dict(RoughVelocityConfig(), {"terrain_shares": {"hills": 1}})
+    with pytest.raises(UserError, match=r"--env.terrain-shares.flat is -1.*at least 0"):
+        TerrainSharesConfig(flat=-1.0)
+    shares = TerrainSharesConfig(flat=1.0, gaps=1.0, ring=0.1)
+    with pytest.raises(UserError, match=r"--env.columns is 2; .* at least 3, one for each kind"):
+        RoughVelocityConfig(columns=2, terrain_shares=shares)
+
+
+def test_robots_stand_on_flat_ground_alone() -> None:
+    flat = make_terrain(levels=1, columns=1, kinds=("flat",))
+    data = stand_at(make_robot(GO1, "trunk", FEET, flat), flat.origins[0, 0])
+    while data.time < 0.5:
+        mujoco.mj_step(data.model, data)
+    assert data.qpos[2] == pytest.approx(0.3, abs=0.015)
 
 
 def test_a_seed_gives_one_terrain(terrain: Any) -> None:

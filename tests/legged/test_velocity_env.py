@@ -8,7 +8,12 @@ import torch
 
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
-from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig, WeightsConfig
+from mjfleet.legged.config import (
+    RoughVelocityConfig,
+    TerrainSharesConfig,
+    VelocityConfig,
+    WeightsConfig,
+)
 from mjfleet.legged.rough_env import RoughVelocityEnv
 from mjfleet.legged.velocity_env import VelocityEnv
 from mjfleet.sim import make_simulation
@@ -25,10 +30,11 @@ class Robot(VelocityEnv):
 def build(
     env_class: type[VelocityEnv], cfg: VelocityConfig | None = None, **attributes: Any
 ) -> VelocityEnv:
-    """Two environments of a class with other attributes."""
+    """Two environments of a class with other attributes, or those of `cfg`."""
     changed = type(env_class.__name__, (env_class,), {"__module__": __name__, **attributes})
     cfg = cfg or VelocityConfig(num_envs=2)
-    return changed(cfg, make_simulation("native", changed.make_model(cfg), 2, num_threads=1), 1)
+    model, count = changed.make_model(cfg), cfg.num_envs
+    return changed(cfg, make_simulation("native", model, count, num_threads=1), 1)
 
 
 def test_a_factor_of_no_joint_is_named() -> None:
@@ -66,6 +72,23 @@ def test_ground_and_configuration_belong_together() -> None:
     with pytest.raises(UserError, match="has a VelocityConfig, not a RoughVelocityConfig"):
         Rough.make_model(VelocityConfig())
     assert Rough.make_model(RoughVelocityConfig(levels=1, columns=1)).nu == 12
+
+
+def test_levels_are_logged_for_each_kind_of_ground() -> None:
+    class Rough(RoughVelocityEnv, Robot):
+        pass
+
+    shares = TerrainSharesConfig(gaps=2.0, flat=1.0)
+    cfg = RoughVelocityConfig(num_envs=5, columns=3, start_levels=8, terrain_shares=shares)
+    env: Any = build(Rough, cfg)
+    assert env.levels.now.tolist() == [0, 0, 0, 1, 1]  # On flat, gaps, gaps, flat, gaps.
+    env.levels.now[:2] = torch.tensor((4, 6))
+    env.step(torch.zeros(5, env.num_actions))
+    sums = env.take_statistics()
+    assert sums["task/terrain_level"] == (4 + 6 + 0 + 1 + 1, 5)
+    assert sums["task/terrain_level/flat"] == (4 + 1, 2)
+    assert sums["task/terrain_level/gaps"] == (6 + 0 + 1, 3)
+    assert not {"task/terrain_level/rough", "task/terrain_level/ring"} & sums.keys()
 
 
 @pytest.mark.parametrize("speed", [150, 300])

@@ -25,6 +25,7 @@ from mjfleet.config.validation import (
     Positive,
     Range,
     Rule,
+    check,
 )
 
 PositiveRange = Annotated[Range, Rule(lambda v: v[0] > 0, "two numbers above 0")]
@@ -135,13 +136,44 @@ class VelocityConfig(EnvConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TerrainSharesConfig(Checked, flags="env.terrain_shares."):
+    """Shares of the kinds of ground among the columns, in any unit. All 0: the first eight kinds,
+    one column each. Figures are those of the highest level."""
+
+    rough: NotNegative = 0.0
+    """Random heights of up to 6 cm."""
+    slope_up: NotNegative = 0.0
+    """A pyramid with slopes of 0.4, on which robots start."""
+    slope_down: NotNegative = 0.0
+    """The same as a pit."""
+    rough_slope: NotNegative = 0.0
+    """A pyramid with random heights."""
+    stairs_up: NotNegative = 0.0
+    """A pyramid of ten steps, 14 cm high and 30 cm deep, on which robots start."""
+    stairs_down: NotNegative = 0.0
+    """The same as a pit."""
+    blocks: NotNegative = 0.0
+    """Adjacent blocks of 0.5 m, up to 10 cm high or deep."""
+    obstacles: NotNegative = 0.0
+    """Forty rectangles of 1 to 2 m, up to 14 cm high or deep."""
+    flat: NotNegative = 0.0
+    """Flat ground, on all levels."""
+    gaps: NotNegative = 0.0
+    """Three square gaps around the start, 40 cm wide and 50 cm deep."""
+    ring: NotNegative = 0.0
+    """A ring of posts around the start, 0.5 m wide, 0.5 m apart and up to 20 cm high."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoughVelocityConfig(VelocityConfig):
     """The same on rough ground."""
 
     levels: Count = 8
     """Levels of difficulty of the ground."""
     columns: Count = 8
-    """Tiles of each level; there are eight kinds."""
+    """Tiles of each level."""
+    terrain_shares: TerrainSharesConfig = field(default_factory=TerrainSharesConfig)
+    """Shares of the kinds of ground."""
     start_levels: Count = 1
     """Number of levels, from the easiest on, at which environments begin."""
     terrain_scale: Positive = 1.0
@@ -153,6 +185,12 @@ class RoughVelocityConfig(VelocityConfig):
     njmax: int | None = 256
     """Constraint rows per environment that the warp engine has room for: twice what a short run
     chooses, on the easier ground."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = sum(share > 0 for share in vars(self.terrain_shares).values())
+        allowed = f"at least {count}, one for each kind of ground that has a share"
+        check(self, columns=Rule(lambda columns: columns >= count, allowed))
 
 
 AGENT = AgentConfig(

@@ -160,7 +160,7 @@ def _check_pairs(model: mujoco.MjModel, index: list[int], signs: np.ndarray) -> 
 
 
 def _at(place: np.ndarray, axis: np.ndarray) -> str:
-    numbers = (" ".join(f"{x:.3g}" for x in vector + 0.0) for vector in (place, axis.round(6)))
+    numbers = (" ".join(f"{x:.3g}" for x in vector.round(6) + 0.0) for vector in (place, axis))
     return "{} m with the axis {}".format(*numbers)
 
 

@@ -9,7 +9,7 @@ from mjfleet.legged import mirror
 from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
 from mjfleet.legged.mirror import Part
 from mjfleet.legged.scene import make_robot
-from mjfleet.legged.terrain import Ground, Terrain, make_terrain
+from mjfleet.legged.terrain import Ground, Terrain, make_terrain, mixed_kinds
 from mjfleet.legged.velocity_env import VelocityEnv
 
 ROWS, COLUMNS = 11, 7
@@ -41,6 +41,13 @@ class RoughVelocityEnv(VelocityEnv):
         start = self.env_ids // cfg.columns % min(cfg.start_levels, cfg.levels)
         self.levels = Levels(self, cfg.levels, start)
         """Level of each environment's ground."""
+        # An evaluation has levels of its own, always the same.
+        kinds = () if self.is_evaluation else dict.fromkeys(terrain.kinds)
+        has_kind = [[own == kind for own in terrain.kinds] for kind in kinds]
+        counted = torch.tensor([[True] * cfg.columns, *has_kind], device=device)
+        self.counted = counted[:, self.column].float()
+        """For the mean over all and for that over each kind of ground, which environments count."""
+        self.level_names = ["terrain_level", *(f"terrain_level/{kind}" for kind in kinds)]
         self.walked = self.add_state("walked")
         """Distance covered in this episode in the commanded direction, m."""
         self.wanted = self.add_state("wanted")
@@ -79,7 +86,10 @@ class RoughVelocityEnv(VelocityEnv):
         self.wanted += self.step_dt * speed
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
-        return super().metrics() | {"terrain_level": self.levels.now.float()}
+        """Add the mean level of the ground, and in training that of each kind of it."""
+        levels = (self.counted * self.levels.now).unbind()
+        pairs = zip(levels, self.counted.unbind(), strict=True)
+        return super().metrics() | dict(zip(self.level_names, pairs, strict=True))
 
     def _scan_ground(self) -> torch.Tensor:
         place = self.sim.qpos[:, :3].float()
@@ -92,4 +102,5 @@ class RoughVelocityEnv(VelocityEnv):
 def _terrain(cfg: VelocityConfig) -> Terrain:
     if not isinstance(cfg, RoughVelocityConfig):
         raise UserError(f"rough ground has a {type(cfg).__name__}, not a RoughVelocityConfig.")
-    return make_terrain(cfg.levels, cfg.columns, cfg.terrain_seed, cfg.terrain_scale)
+    kinds = mixed_kinds(vars(cfg.terrain_shares), cfg.columns)
+    return make_terrain(cfg.levels, cfg.columns, cfg.terrain_seed, cfg.terrain_scale, kinds)

@@ -3,13 +3,14 @@
 The environment makes it, in each worker; all worlds share it.
 
 Grid, kinds of tile and figures follow legged_gym (Rudin et al. 2022, arXiv:2109.11978;
-`legged_gym/utils/terrain.py`) and Isaac Lab (`ROUGH_TERRAINS_CFG`, `UnitreeGo1RoughEnvCfg`). Stairs
-and obstacles end at 0.14 m, a third of a Go1's leg.
+`legged_gym/utils/terrain.py`), Isaac Lab (`ROUGH_TERRAINS_CFG`, `UnitreeGo1RoughEnvCfg`) and mjlab
+(gaps: `BoxNestedRingsTerrainCfg`). Stairs and obstacles end at 0.14 m, a third of a Go1's leg.
 
 A height field has no vertical walls: a riser is a slope over one cell, 0.1 m long.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import mujoco
@@ -36,9 +37,14 @@ BLOCKS = 0.1
 """Largest height and depth of a block, m."""
 OBSTACLES = 0.14
 """Largest height and depth of an obstacle, m."""
+GAPS = 0.5, 0.4
+"""Depth of gaps and their width at the top, m."""
+POSTS = 0.2
+"""Largest height of a post, m: half a leg."""
 
-Shape = Callable[[np.random.Generator], np.ndarray]
-"""Returns a tile at full difficulty: heights `(TILE + 1, TILE + 1)`, m, 0 along the edge."""
+Shape = Callable[[np.random.Generator, float], np.ndarray]
+"""Returns a tile, which is then multiplied by its difficulty (the second argument): heights
+`(TILE + 1, TILE + 1)`, m, 0 along the edge."""
 
 _from_middle = np.abs(np.arange(TILE + 1) - TILE // 2)
 _from_edge = TILE // 2 - np.maximum(_from_middle[:, None], _from_middle)
@@ -50,28 +56,33 @@ def _around_platform(heights: np.ndarray) -> np.ndarray:
     return np.where((_from_edge > 2) & (_from_edge < PLATFORM), heights, 0.0)
 
 
-def _rough(rng: np.random.Generator) -> np.ndarray:
+def _flat(*_: object) -> np.ndarray:
+    """Return no heights."""
+    return np.zeros(_from_edge.shape)
+
+
+def _rough(rng: np.random.Generator, _: float) -> np.ndarray:
     """Return random heights for all points."""
     return _around_platform(rng.uniform(0.0, ROUGHNESS, _from_edge.shape))
 
 
-def _slope(_: np.random.Generator) -> np.ndarray:
+def _slope(*_: object) -> np.ndarray:
     """Return a pyramid, 3 m from its foot to the platform."""
     return SLOPE * CELL * np.minimum(_from_edge, PLATFORM)
 
 
-def _stairs(_: np.random.Generator) -> np.ndarray:
+def _stairs(*_: object) -> np.ndarray:
     """Return a pyramid of ten steps, each 0.3 m deep."""
     return STAIRS * (np.minimum(_from_edge, PLATFORM) // 3)
 
 
-def _blocks(rng: np.random.Generator) -> np.ndarray:
+def _blocks(rng: np.random.Generator, _: float) -> np.ndarray:
     """Return adjacent blocks of 0.5 m with random heights."""
     heights = rng.uniform(-BLOCKS, BLOCKS, (TILE // 5 + 1, TILE // 5 + 1))
     return _around_platform(np.kron(heights, np.ones((5, 5)))[: TILE + 1, : TILE + 1])
 
 
-def _obstacles(rng: np.random.Generator) -> np.ndarray:
+def _obstacles(rng: np.random.Generator, _: float) -> np.ndarray:
     """Return forty rectangles with edges of 1 to 2 m, above or below the ground."""
     heights = np.zeros(_from_edge.shape)
     for _ in range(40):
@@ -81,17 +92,54 @@ def _obstacles(rng: np.random.Generator) -> np.ndarray:
     return _around_platform(heights)
 
 
+def _gaps(_: np.random.Generator, difficulty: float) -> np.ndarray:
+    """Return three square gaps around the platform, 1 m apart, the wider the harder."""
+    depth, width = GAPS
+    points = math.ceil(difficulty * round(width / CELL - 1))  # At the bottom.
+    return _around_platform(-depth * ((_from_edge - 5) % 10 < points))
+
+
+def _ring(rng: np.random.Generator, _: float) -> np.ndarray:
+    """Return a square ring of posts around the platform, 0.5 m wide, with 0.5 m between them."""
+    place = (np.arange(TILE + 1) + 2) // 5 - TILE // 10  # Of squares of 0.5 m; the middle's is 0.
+    away = np.maximum(np.abs(place)[:, None], np.abs(place))
+    heights = rng.uniform(POSTS / 2, POSTS, 2 * (TILE // 5 + 1,))[place[:, None], place]
+    return np.where((away == 5) & ((place[:, None] + place) % 2 == 0), heights, 0.0)
+
+
 KINDS: dict[str, Shape] = {
     "rough": _rough,
-    "slope up": _slope,
-    "slope down": lambda rng: -_slope(rng),
-    "rough slope": lambda rng: _slope(rng) + _rough(rng),
-    "stairs up": _stairs,
-    "stairs down": lambda rng: -_stairs(rng),
+    "slope_up": _slope,
+    "slope_down": lambda *how: -_slope(*how),
+    "rough_slope": lambda *how: _slope(*how) + _rough(*how),
+    "stairs_up": _stairs,
+    "stairs_down": lambda *how: -_stairs(*how),
     "blocks": _blocks,
     "obstacles": _obstacles,
+    "flat": _flat,
+    "gaps": _gaps,
+    "ring": _ring,
 }
-"""Column by column; with more columns than kinds they repeat."""
+"""Kinds of tile. Up and down are towards the middle, where robots start."""
+USUAL = tuple(KINDS)[:8]
+"""Kinds of the usual ground, column by column."""
+
+
+def mixed_kinds(shares: Mapping[str, float], columns: int) -> tuple[str, ...]:
+    """Return the kind of each column; the usual ones if all shares are 0.
+
+    Each kind that has a share gets a column, in the order of `shares`. Each further one goes to the
+    kind with the largest share for each column that it has (Adams' method of apportionment).
+    """
+    counts = {kind: 0 for kind, share in shares.items() if share > 0}
+    if not counts:
+        return USUAL
+    kinds = []
+    for _ in range(columns):
+        kind = max(counts, key=lambda k: shares[k] / counts[k] if counts[k] else math.inf)
+        kinds.append(kind)
+        counts[kind] += 1
+    return tuple(kinds)
 
 
 @dataclass(frozen=True)
@@ -106,6 +154,8 @@ class Terrain:
     """Heights of all points, `(points along y, points along x)`, float32, m."""
     origins: np.ndarray
     """Middle of each tile, on the ground, `(levels, columns, 3)`, float32, m."""
+    kinds: tuple[str, ...]
+    """Kind of each column's tiles."""
 
     def put_into(self, spec: mujoco.MjSpec, floor: mujoco.MjsGeom) -> None:
         """Make a geom of a model show it, as the height field `terrain`."""
@@ -115,27 +165,36 @@ class Terrain:
         field.userdata = self.heights.ravel()
         low, high = float(self.heights.min()), float(self.heights.max())
         half_y, half_x = (CELL * (points - 1) / 2 for points in self.heights.shape)
-        field.size = half_x, half_y, high - low, 1.0
+        field.size = half_x, half_y, high - low or 1.0, 1.0
         floor.type, floor.hfieldname = mujoco.mjtGeom.mjGEOM_HFIELD, field.name
         floor.pos = 0.0, 0.0, low
 
 
-def make_terrain(levels: int = 8, columns: int = 8, seed: int = 0, scale: float = 1.0) -> Terrain:
-    """Generate a terrain of so many levels and tiles of each, all heights multiplied by `scale`."""
+def make_terrain(
+    levels: int = 8,
+    columns: int = 8,
+    seed: int = 0,
+    scale: float = 1.0,
+    kinds: Sequence[str] = USUAL,
+) -> Terrain:
+    """Generate a terrain of so many levels and tiles of each, all heights multiplied by `scale`.
+
+    `kinds` are those of the columns, and repeat if there are more.
+    """
     rng = np.random.default_rng(seed)
     shape = (columns * TILE + 2 * BORDER + 1, levels * TILE + 2 * BORDER + 1)
     heights = np.zeros(shape, np.float32)
     origins = np.zeros((levels, columns, 3), np.float32)
-    shapes = list(KINDS.values())
+    kinds = tuple(kinds[column % len(kinds)] for column in range(columns))
     for level in range(levels):
-        for column in range(columns):
-            tile = scale * shapes[column % len(shapes)](rng) * (level + 1) / levels
+        for column, kind in enumerate(kinds):
+            tile = scale * KINDS[kind](rng, (level + 1) / levels) * (level + 1) / levels
             row, start = BORDER + column * TILE, BORDER + level * TILE
             heights[row : row + TILE + 1, start : start + TILE + 1] = tile
             place = np.array([level - (levels - 1) / 2, column - (columns - 1) / 2])
             origins[level, column, :2] = TILE * CELL * place
             origins[level, column, 2] = tile[TILE // 2, TILE // 2]
-    return Terrain(heights, origins)
+    return Terrain(heights, origins, kinds)
 
 
 class Ground:
