@@ -11,6 +11,7 @@ from mjfleet.legged.mirror import Part
 from mjfleet.legged.scene import make_robot
 from mjfleet.legged.terrain import Ground, Terrain, make_terrain, mixed_kinds
 from mjfleet.legged.velocity_env import VelocityEnv
+from mjfleet.parts import grid
 
 ROWS, COLUMNS = 11, 7
 """Points at which the value network sees the ground's height: 1 m x 0.6 m, every 0.1 m."""
@@ -53,10 +54,7 @@ class RoughVelocityEnv(VelocityEnv):
         self.wanted = self.add_state("wanted")
         """Distance commanded in this episode, m."""
         # What Isaac Lab scans, in a smaller rectangle.
-        x, y = (
-            torch.linspace(-n / 20, n / 20, n + 1, device=device) for n in (ROWS - 1, COLUMNS - 1)
-        )
-        self.scan = torch.stack(torch.meshgrid(x, y, indexing="ij"), dim=2).flatten(0, 1)
+        self.scan = grid(1.0, 0.6, 0.1)[0][:, :2].to(device)
         super().setup()
 
     def end_episode(self, mask: torch.Tensor) -> None:

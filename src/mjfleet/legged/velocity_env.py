@@ -6,6 +6,7 @@ and MuJoCo Playground (github.com/google-deepmind/mujoco_playground). Each says 
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from mjfleet.legged import mirror
 from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
 from mjfleet.legged.mirror import Part
 from mjfleet.legged.scene import joint_factors, make_robot
-from mjfleet.legged.variation import vary_robots
+from mjfleet.parts import vary
 
 GRAVITY = 9.81
 LARGEST_SPEED = 100.0
@@ -71,14 +72,14 @@ class VelocityEnv(Env[VelocityConfig]):
         self.foot_velocities = self.of_feet("linvel", 3)
         self.contacts = sim.sensor("robot_contact")
         self.frame_of_base = sim.xmat[:, model.body(self.base).id].view(-1, 3, 3)
-        self.masses = vary_robots(self, self.base, self.feet)
+        self._vary_robots()
         names = "action_factors", "pose_factors"
         self.factors = {name: joint_factors(type(self), name, model) for name in names}
         actions, pose = (torch.tensor(self.factors[name], device=self.device) for name in names)
         self.action_scale, self.pose_weight = cfg.action_scale * actions, pose
         self._declare_state()
         self._prepare_draws()
-        self.weight = GRAVITY * self.masses
+        self.weight = GRAVITY * sim.expand("body_mass").sum(dim=1)
         self.minutes = torch.full((self.num_envs,), self.step_dt / 60, device=self.device)
         self.next_push = Timer(self, *cfg.random.push_seconds)
         self.motors = Delay(self, self.num_actions, *cfg.random.delay)
@@ -86,6 +87,16 @@ class VelocityEnv(Env[VelocityConfig]):
         amplitudes = [part.noise for part in self.frame for _ in range(part.read().shape[1])]
         self.noise = cfg.random.noise * torch.tensor(amplitudes, device=self.device)
         self.seen = History(self, len(amplitudes), cfg.history)
+
+    def _vary_robots(self) -> None:
+        """Make the robots of the environments differ, as `cfg.random` says."""
+        cfg, trunk = self.cfg.random, re.escape(self.base)
+        feet = [re.escape(foot) for foot in self.feet]
+        vary(self, "geom_friction", feet, "set", cfg.friction, together=True)
+        vary(self, "body_mass", trunk, "add", cfg.payload)
+        vary(self, "body_ipos", trunk, "add", cfg.center_of_mass)
+        vary(self, "gains", ".*", "scale", cfg.gains)
+        vary(self, "actuator_forcerange", ".*", "scale", cfg.strength)
 
     def _declare_state(self) -> None:
         self.command = self.add_state("command", 3, reset="keep")
