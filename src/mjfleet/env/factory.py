@@ -82,7 +82,7 @@ def build_env(
             njmax=cfg.njmax,
             deterministic=config.deterministic,
         )
-    env = env_class(cfg, sim, seed, shard, group_size)
+        env = env_class(cfg, sim, seed, shard, group_size)
     env.on_nan = config.on_nan
     built = {"num_actions": env.num_actions, "observation_sizes": observation_sizes(env)}
     for what, found_size in built.items():
