@@ -1,5 +1,6 @@
 """The documentation does what it says: its commands run, its code works, its flags exist."""
 
+import inspect
 import json
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mjfleet import terms
 from mjfleet.cli.train import train
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
@@ -190,6 +192,13 @@ def test_every_command_for_users_of_other_stacks_runs(
     assert capsys.readouterr().err == ""
 
 
+def test_users_of_other_stacks_find_every_term() -> None:
+    here = [name for name, term in vars(terms).items() if inspect.isfunction(term)]
+    assert len(here) > 15
+    for name in here:
+        assert re.search(rf"`[^`|]*\b{name}\b[^`|]*`[^|\n]*\|$", MIGRATION, re.MULTILINE), name
+
+
 def is_file(language: str, text: str) -> bool:
     """Return whether a block of the guide is a whole file."""
     return language == "xml" or text.startswith('"""')
@@ -230,7 +239,7 @@ def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> Non
     known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
     for what in ("plot", "compare", "sweep", "report", "runs", "export", "inspect", "bench"):
         known |= set(FLAG.findall(run("mjfleet", what, "--help").stdout))
-    for script in ("peer.py", "learning.py", "reference.py"):
+    for script in ("peer.py", "learning.py", "reference.py", "gpu.py"):
         known |= set(FLAG.findall(run_script(tmp_path, *script.split(), "--help").stdout))
     assert len(PAGES) > 10
     for page in PAGES:
