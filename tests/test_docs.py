@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from mjfleet import terms
+from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.cli.run_command import run_command
 from mjfleet.cli.train import train
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
@@ -24,6 +26,7 @@ from mjfleet.tools.check_task.examine import Examination
 from .bench.tiny import run_script
 from .conftest import REPOSITORY, Run
 from .loggers.test_console_logger import make_row
+from .tools.own_robots import CART
 from .tools.test_play import column
 
 README = (REPOSITORY / "README.md").read_text()
@@ -84,6 +87,16 @@ def test_every_command_of_the_guide_runs_in_order(run: Run, tmp_path: Path) -> N
     samples = [line for line in samples_of(GUIDE) if "..." not in line]
     assert len(samples) > 8
     assert {without_numbers(sample) for sample in samples} <= printed
+
+
+def test_the_command_for_a_robot_of_ones_own_makes_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("robot.urdf").write_text(CART)
+    (command,) = (text for _, text in BLOCK.findall(GUIDE) if "--from robot.urdf" in text)
+    assert run_command(mjfleet, shlex.split(command)[1:]) == 0
+    assert "my-robot" in discover({}).tasks
 
 
 def samples_of(page: str) -> list[str]:
