@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mjfleet.env import Delay, Timer
+from mjfleet.env.undeclared import changes, look
 from mjfleet.errors import UserError
 from mjfleet.sim import make_simulation
 
@@ -243,3 +244,11 @@ def test_state_of_one_dtype_is_one_tensor_in_a_checkpoint() -> None:
     assert not other.passing.any()
     env.take_over(torch.tensor([1, 1, 3, 3]))
     assert env.kept[:, 0, 0].tolist() == [1.0, 1.0, 3.0, 3.0]
+
+
+def test_a_column_of_one_number_is_looked_at() -> None:
+    with torch.inference_mode():
+        low, high = torch.zeros(1, 2).T
+        before = look({"low": low, "high": high})
+        high += 1.0
+        assert changes(before, look({"low": low, "high": high})) == ["high"]

@@ -180,6 +180,31 @@ def test_a_model_that_lacks_nothing_stays_as_it_is(tmp_path: Path) -> None:
     assert readme.count("\n- ") == 2 + 4  # Ground and sensors; what to check.
 
 
+def test_feet_that_touch_by_pairs_have_friction_of_their_own(tmp_path: Path) -> None:
+    names = ("FR", "FL", "RR", "RL")
+    text = QUADRUPED.replace("<geom ", '<geom contype="0" conaffinity="0" condim="1" ')
+    text = text.replace(
+        "</worldbody>", '<geom name="plane" type="plane" size="9 9 1"/></worldbody>'
+    )
+    for name in names:
+        first, _, last = text.partition(f'name="{name}_calf"')
+        foot = '<geom contype="0" conaffinity="0" condim="1" type="sphere" size="0.02"'
+        text = f'{first}name="{name}_calf"' + last.replace(foot, f'{foot} name="{name}"', 1)
+    pairs = "".join(f'<pair geom1="plane" geom2="{n}" friction="0.7 0.7"/>' for n in names)
+    (tmp_path / "robot.xml").write_text(
+        text.replace("</mujoco>", f"<contact>{pairs}</contact></mujoco>")
+    )
+    folder = make("feet", tmp_path / "robot.xml")
+    model = model_of(folder)
+    assert model.npair == 0
+    assert model.geom("floor").priority[0] == -1
+    for name in names:
+        assert model.geom(name).friction[0] == 0.7
+        assert model.geom(name).condim[0] == 3
+    assert 'del terms["touch"]' in (folder / "env.py").read_text()
+    assert mistakes_on_native("feet") == []
+
+
 def test_closed_loops_have_motors_near_the_base_and_a_question(tmp_path: Path) -> None:
     folder = make("closed", write_robots(tmp_path / "sources")["closed"])
     model = model_of(folder)

@@ -58,4 +58,6 @@ def _look_at(value: Any, owned: Collection[int], depth: int = 0) -> Any:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes()
+    # A view of one number, of any stride, counts as contiguous.
+    whole = tensor.clone(memory_format=torch.contiguous_format)
+    return whole.view(-1).view(torch.uint8).cpu().numpy().tobytes()

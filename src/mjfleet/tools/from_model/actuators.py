@@ -4,6 +4,7 @@ import mujoco
 import numpy as np
 from mujoco import mjtTrn
 
+from mjfleet.errors import UserError
 from mjfleet.tools.from_model.completed import Completed, count, grouped, short
 from mjfleet.tools.from_model.home import leg_length
 from mjfleet.tools.from_model.robot import HINGE, Robot
@@ -32,12 +33,14 @@ def drive(done: Completed, is_legged: bool) -> None:
     """
     spec, robot, model = done.spec, done.robot, done.robot.model
     if model.nu and not is_legged:
-        _limit_controls(done)
+        limit_controls(done)
     if model.nu and (not is_legged or _are_controllers(robot)):
         return
     wheels = {limb.joints[-1]: limb for limb in robot.wheels}
     chosen = robot.joints if is_legged else robot.independent_joints()
     kept = {int(model.actuator_trnid[i, 0]): i for i in range(model.nu)}
+    if not chosen:
+        raise UserError("there is no joint that an actuator could move.")
     torques = _torques(done, chosen, kept)
     for actuator in list(spec.actuators):
         spec.delete(actuator)
@@ -68,8 +71,8 @@ def drive(done: Completed, is_legged: bool) -> None:
         done.added.append(f"{count(len(wheels), 'velocity actuator')} of wheels, {speed}")
     if others := [f"`{model.joint(j).name}`" for j in robot.joints if j not in chosen]:
         done.questions.append(
-            f"Which joints have motors? {', '.join(others)} have none here: they follow from the "
-            "others, which are nearer to the base."
+            f"Which joints have motors? {', '.join(others)} have none here: they follow from "
+            "others, which are nearer to the base, or are how the base moves."
         )
 
 
@@ -184,7 +187,7 @@ def _up(model: mujoco.MjModel, body: int) -> list[int]:
     return found
 
 
-def _limit_controls(done: Completed) -> None:
+def limit_controls(done: Completed) -> None:
     """Add a range to what controls actuators that have none."""
     spec, robot, model, names = done.spec, done.robot, done.robot.model, list[str]()
     for i in np.flatnonzero(model.actuator_ctrllimited == 0).tolist():

@@ -13,6 +13,7 @@ from mjfleet.tools.from_model.source import Source
 
 TIMESTEPS = (0.005, 0.002, 0.001, 0.0005)
 """Physics steps to try where the file names none, s."""
+GROUNDS = (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD)
 
 
 def complete(source: Source) -> Completed:
@@ -28,6 +29,7 @@ def complete(source: Source) -> Completed:
         _tidy_urdf(done)
     done.robot = Robot(spec.compile(), done.pose_of_file())
     _let_it_stand(done, source.is_fixed)
+    _use_bits(done)
     _separate(done)
     _add_armature(done)
     is_legged = _is_for_legged(done)
@@ -106,6 +108,36 @@ def _let_it_stand(done: Completed, is_fixed: bool) -> None:
     done.added.append(f"a free joint of the body `{done.base}`, since the robot stands on {ends}")
 
 
+def _use_bits(done: Completed) -> None:
+    """Let feet touch the ground by contype and conaffinity instead of by pairs, whose friction is
+    their own, and let the ground leave friction to them, so that it can be varied."""
+    spec, robot = done.spec, done.robot
+    if not (robot.is_free and robot.feet):
+        return
+    for ground in (geom for geom in spec.worldbody.geoms if geom.type in GROUNDS):
+        for pair in list(spec.pairs):
+            names = {pair.geomname1, pair.geomname2}
+            if ground.name in names and (geom := spec.geom(*names - {ground.name})):
+                geom.contype, geom.conaffinity, geom.friction = 0, 1, pair.friction[::2]
+                geom.condim = pair.condim
+                ground.contype, ground.conaffinity = 1, 0
+                spec.delete(pair)
+                done.added.append(f"`conaffinity` 1 of `{geom.name}`, in place of a `<pair>`")
+        if ground.priority >= 0:
+            ground.priority = -1
+            done.added.append("`priority` -1 of the ground: friction is that of the feet")
+    done.robot = Robot(spec.compile(), done.pose_of_file())
+    feet = {geom for limb in done.robot.feet for geom in done.robot.low_geoms(limb.end)}
+    smooth = [geom for geom in spec.geoms if geom.id in feet and geom.condim < 3]
+    for geom in smooth:
+        geom.condim = 3
+    if smooth:
+        done.added.append(
+            f"`condim` 3 of {count(len(smooth), 'geom')} of feet: without, these slide"
+        )
+    done.robot = Robot(spec.compile(), done.pose_of_file())
+
+
 def _separate(done: Completed) -> None:
     """Let the robot's geoms touch everything but each other, unless the file says what touches."""
     spec, robot = done.spec, done.robot
@@ -172,7 +204,7 @@ def _is_for_legged(done: Completed) -> bool:
 def _add_home(done: Completed, home: np.ndarray) -> None:
     """Write the keyframe `home`, in which position actuators hold the pose."""
     spec = done.spec
-    key = spec.key(HOME) or next(iter(spec.keys), None) or spec.add_key()
+    key = done.key_of_file() or spec.add_key()
     if key.name != HOME:
         if key.name:
             done.added.append(f"the name `{HOME}` of the keyframe `{key.name}`")
@@ -212,8 +244,7 @@ def _add_tool(done: Completed, arm: list[int]) -> None:
 def _add_view(done: Completed) -> None:
     """Add ground and light."""
     spec, robot = done.spec, done.robot
-    planes = (mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_HFIELD)
-    grounds = [geom for geom in spec.worldbody.geoms if geom.type in planes]
+    grounds = [geom for geom in spec.worldbody.geoms if geom.type in GROUNDS]
     if not grounds:
         add_ground(spec, max(float(robot.height), 0.5 * robot.model.stat.extent))
         spec.geom(FLOOR).pos = (
@@ -244,7 +275,7 @@ def _add_sensors(done: Completed, is_legged: bool) -> None:
             geom = next(geom for geom in spec.geoms if geom.id == low)
             geom.name = geom.name or f"{robot.model.body(limb.end).name}_foot"
         robot = Robot(spec.compile(), robot.data.qpos)
-        done.feet = [*robot.foot_names()]
+        done.feet = robot.foot_names()
         add_sensors(spec, done.base, tuple(done.feet))
     elif done.tool and spec.sensor(f"{done.tool}_position") is None:
         at = {"objtype": mjtObj.mjOBJ_SITE, "objname": done.tool}

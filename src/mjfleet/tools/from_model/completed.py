@@ -8,6 +8,9 @@ import numpy as np
 from mjfleet.legged.scene import HOME
 from mjfleet.tools.from_model.robot import Robot
 
+USUAL = (HOME, "stand", "standing", "neutral", "default", "init")
+"""Names of keyframes with the pose in which a robot begins."""
+
 
 @dataclass
 class Completed:
@@ -27,9 +30,15 @@ class Completed:
     def base(self) -> str:
         return self.robot.model.body(self.robot.root).name
 
+    def key_of_file(self) -> mujoco.MjsKey | None:
+        """Return the file's own keyframe to begin in: `home`, a usual name, or the only one."""
+        keys = {key.name: key for key in self.spec.keys}
+        usual = next((keys[name] for name in USUAL if name in keys), None)
+        return usual or (self.spec.keys[0] if len(keys) == 1 else None)
+
     def pose_of_file(self) -> np.ndarray | None:
-        """Return the file's own pose: its keyframe `home`, or the first."""
-        key = self.spec.key(HOME) or next(iter(self.spec.keys), None)
+        """Return the pose of that keyframe."""
+        key = self.key_of_file()
         return np.array(key.qpos) if key and len(key.qpos) else None
 
 

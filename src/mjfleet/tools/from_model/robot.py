@@ -18,6 +18,10 @@ LOW = 0.15
 """Feet end within this share of the robot's height above its lowest point."""
 
 
+MOST_OF_WHEELS = 2
+"""Joints of a wheel: it turns, and may be steered."""
+
+
 @dataclass
 class Limb:
     """A chain of joints from the base, or from the world, to an end that carries no more joints."""
@@ -62,6 +66,7 @@ class Robot:
         if base[2] < self.lowest() + LOW * self.height:
             ends = []  # It lies on its base.
         turning = [limb for limb in ends if not model.jnt_limited[limb.joints[-1]]]
+        turning = [limb for limb in turning if len(limb.own) <= MOST_OF_WHEELS]
         self.wheels = turning if len(turning) > 1 and not self.is_closed else []
         standing = [limb for limb in ends if len(limb.own) > 1]
         self.feet = standing if len(standing) > 1 and not self.wheels else []
@@ -172,38 +177,37 @@ class Robot:
         off = np.abs(images[:, None, :] - places[None, :, :]).max(axis=2).min(axis=1)
         return bool((off < near).all() and (np.abs(places[:, 1]) > near).all())
 
-    def foot_names(self) -> dict[str, int]:
-        """Return the feet: names of bodies that are feet as a whole, or of geoms, and limbs' ends.
-
-        Unnamed ones are left out.
-        """
-        found: dict[str, int] = {}
+    def foot_names(self) -> list[str]:
+        """Return the feet: bodies that are feet as a whole, or geoms at the ends of others."""
+        model, found = self.model, list[str]()
         for limb in self.feet:
             low = self.low_geoms(limb.end)
-            owners = {int(self.model.geom_bodyid[geom]) for geom in low}
-            others = [geom for geom in self.solid([*owners]) if geom not in low]
-            if len(low) == 1 and others:
-                found[self.model.geom(low[0]).name] = limb.end
-            elif len(owners) == 1:
-                found[self.model.body(owners.pop()).name] = limb.end
+            owner = int(model.geom_bodyid[low[0]])
+            is_end = len(low) == 1 and len(self.solid([owner])) > 1
+            found.append((model.geom(low[0]) if is_end else model.body(owner)).name)
         return found
 
     def arm(self) -> list[int]:
         """Return the joints of an arm, from its base to its hand; none if it is no arm."""
-        chains = [limb.joints for limb in self.limbs]
-        shared = [j for j in chains[0] if all(j in chain for chain in chains)] if chains else []
-        is_chain = len(chains) == 1 or (len(shared) > 2 and len(chains) == 2)
-        driven = self.driven_joints()
-        is_driven = not self.model.nu or set(shared) <= driven
-        kinds = {int(kind) for kind in self.model.jnt_type[shared]}
-        fits = is_chain and is_driven and len(shared) > 1 and BALL not in kinds
-        return shared if fits and not self.is_free and not self.is_closed else []
+        chains, model = [limb.joints for limb in self.limbs], self.model
+        shared = [j for j in chains[0] if all(j in chain for chain in chains)]
+        is_chain = len(shared) > (1 if len(chains) == 1 and not self.is_closed else 2)
+        is_driven = not model.nu or set(shared) <= self.driven_joints()
+        fits = all(model.jnt_limited[j] or model.jnt_type[j] == HINGE for j in shared)
+        return shared if is_chain and is_driven and fits and not self.is_free else []
 
     def driven_joints(self) -> set[int]:
         """Return the joints with actuators of their own."""
         model = self.model
         on_joint = model.actuator_trntype <= int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)
         return {int(joint) for joint in model.actuator_trnid[on_joint, 0]}
+
+    def _drifts(self, joint: int) -> bool:
+        """Return whether a joint is of a body that slides without limits, as the base of a robot in
+        a plane does."""
+        model = self.model
+        of_body = self.of_body(int(model.jnt_bodyid[joint]))
+        return any(model.jnt_type[j] != HINGE and not model.jnt_limited[j] for j in of_body)
 
     def independent_joints(self) -> list[int]:
         """Return the joints that determine the others where loops are closed: the nearest to the
@@ -222,7 +226,7 @@ class Robot:
         chosen, rank = list[int](), _rank(rows)
         depth = {joint: len(self.path(int(model.jnt_bodyid[joint]))) for joint in self.joints}
         for joint in sorted(self.joints, key=lambda joint: (depth[joint], joint)):
-            if joint in followers or model.jnt_type[joint] == BALL:
+            if joint in followers or model.jnt_type[joint] == BALL or self._drifts(joint):
                 continue
             more = np.vstack((rows, np.eye(model.nv)[model.jnt_dofadr[joint]]))
             if _rank(more) > rank:

@@ -16,7 +16,7 @@ import numpy as np
 from mjfleet.errors import UserError
 from mjfleet.legged.mirror import foot_images, joint_images
 from mjfleet.legged.scene import make_robot
-from mjfleet.tools.from_model.actuators import GRAVITY, is_controller
+from mjfleet.tools.from_model.actuators import GRAVITY, is_controller, limit_controls
 from mjfleet.tools.from_model.complete import complete
 from mjfleet.tools.from_model.completed import Completed
 from mjfleet.tools.from_model.home import leg_length
@@ -119,7 +119,8 @@ def _values(done: Completed, place: Path, name: str) -> dict[str, Any]:
         "first": int(model.jnt_qposadr[model.body_jntadr[robot.root]]),
         "height": round(float(robot.data.xpos[robot.root, 2]), 3),
         "seconds": 10.0 if kind == "stand" else 4.0, "spread": 0.5,
-        "width": round(0.06 * reach, 3) if kind == "reach" else 0.3, "reach": round(reach, 3),
+        "width": round(0.06 * reach if kind == "reach" else 0.3 * np.sqrt(model.nu), 3),
+        "reach": round(reach, 3),
         "unit": ", m" if kind == "reach" else ", in half ranges",
     }  # fmt: skip
     names = [model.joint(joint).name for joint in arm]
@@ -141,6 +142,8 @@ def _fits_legged(done: Completed, place: Path) -> bool:
             f"The robot has feet, but `mjfleet.legged` says: {why}. It learns to stand. Change the "
             "model, and make the task anew?"
         )
+        limit_controls(done)
+        (place / "model.xml").write_text(done.spec.to_xml(), encoding="utf-8")
         return False
     return True
 
@@ -161,6 +164,9 @@ def _legged_numbers(done: Completed) -> dict[str, Any]:
             f"Are left and right mirror images? {why[0].upper()}{why[1:]}. It is trained without "
             "symmetry."
         )
+    owners = {geom: model.body(model.geom_bodyid[geom]).name for geom in robot.solid(robot.bodies)}
+    known = {*done.feet, done.base}
+    others = [g for g, owner in owners.items() if not {owner, model.geom(g).name} & known]
     share = np.median(model.actuator_forcerange[:, 1] / model.actuator_gainprm[:, 0])
     return {
         "symmetric": symmetric,
@@ -169,7 +175,7 @@ def _legged_numbers(done: Completed) -> dict[str, Any]:
         "payload": round(min(0.2 * base, 0.8 * own), 3), "shift": round(0.05 * leg, 3),
         "torque_weight": float(f"{-2e-4 * (GO1_MASS / mass) ** 2:.2g}"),
         "power_weight": float(f"{-3e-3 * GO1_MASS / mass:.2g}"),
-        "terrain_scale": round(leg / GO1_LEG, 2),
+        "terrain_scale": round(leg / GO1_LEG, 2), "others_touch": bool(others),
     }  # fmt: skip
 
 
