@@ -113,9 +113,10 @@ def test_tasks_have_no_mistakes_on_both_engines_and_train(
 @pytest.mark.slow
 def test_an_arm_learns_to_reach(run: Run, tmp_path: Path) -> None:
     make("arm", write_robots(tmp_path / "sources")["arm"])
-    assert run("train", "arm", "--gpu-ids", "None", "--agent.max-iterations", "100").returncode == 0
-    rewards = [float(row["mean_reward"]) for row in rows(only_run(tmp_path, "arm"))]
-    assert rewards[-1] > 3 * rewards[0] > 0
+    assert run("train", "arm", "--gpu-ids", "None", "--agent.max-iterations", "60").returncode == 0
+    learned = rows(only_run(tmp_path, "arm"))
+    assert float(learned[0]["mean_reward"]) < 0 < float(learned[-1]["mean_reward"])
+    assert float(learned[-1]["task/final_distance"]) < 0.12  # m, of an arm of 0.7 m.
 
 
 def test_robots_on_legs_stand_in_their_home(tmp_path: Path) -> None:
