@@ -28,7 +28,6 @@ from mjfleet.launch.host_channel import (
 )
 from mjfleet.launch.host_facts import AskFacts, host_facts
 from mjfleet.launch.host_names import temporary_name
-from mjfleet.utils.garbage_collection import lasting_imports
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.thread_limits import prepare, thread_variables
@@ -187,9 +186,8 @@ def _import_for_workers(engine: str, threads: int) -> None:
     # Without this, torch warns of each address that has no name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare()
-    with lasting_imports():
-        for module in ("launch.worker_processes", "worker.training", f"sim.{engine}_engine"):
-            import_module(f"mjfleet.{module}")
+    for module in ("launch.worker_processes", "worker.training", f"sim.{engine}_engine"):
+        import_module(f"mjfleet.{module}")
 
 
 def main(is_over_ssh: bool = False) -> NoReturn:

@@ -24,10 +24,10 @@ from mjfleet.sim.simulation import (
     INTEGRATION_FIELDS,
     STATE_FIELDS,
     Simulation,
+    no_garbage_collection,
 )
 from mjfleet.sim.unread import Unread
 from mjfleet.utils.console import in_a_line
-from mjfleet.utils.garbage_collection import no_garbage_collection
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
@@ -178,7 +178,6 @@ class WarpSimulation(Simulation):
         key = function.__name__, *args
         with wp.ScopedDevice(str(self.device)):
             if key not in self._graphs:
-                # A capture would record that arrays are freed.
                 with no_garbage_collection(), wp.ScopedCapture() as capture:
                     function(*args)
                 assert capture.graph is not None

@@ -4,7 +4,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 from mjfleet.config import from_dict
@@ -13,7 +12,6 @@ from mjfleet.errors import Stopped, UserError
 from mjfleet.registry import find_task
 from mjfleet.rl.phase import Phase
 from mjfleet.utils.console import print_line
-from mjfleet.utils.garbage_collection import lasting_imports
 from mjfleet.utils.memory import enough_memory
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import SECONDARY_SECONDS, Failure, read_failures
@@ -90,8 +88,7 @@ def train_worker(
         print_line(
             f"{who}building {num_envs} environments: {args.engine} engine on {device}{compiles}"
         )
-    with lasting_imports():
-        _import_libraries(args)
+    _import_libraries(args)
     from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
     from mjfleet.rl.checkpoint_files import read_checkpoint
@@ -138,8 +135,7 @@ def train_worker(
 
 
 def _import_libraries(args: WorkerArgs) -> None:
-    """Import what has to be imported in a certain place or before random numbers are seeded, and
-    all that takes long."""
+    """Import what has to be imported in a certain place, or before random numbers are seeded."""
     prepare()
     # rsl_rl imports wandb, which makes folders.
     tempfile.tempdir = args.scratch or None
@@ -148,6 +144,3 @@ def _import_libraries(args: WorkerArgs) -> None:
     tempfile.tempdir = None
 
     import rich.style  # noqa: F401  It draws one of Python's random numbers.
-
-    for module in ("worker.training", f"sim.{args.engine}_engine"):
-        import_module(f"mjfleet.{module}")
