@@ -27,6 +27,7 @@ from mjfleet.sim.simulation import (
     no_garbage_collection,
 )
 from mjfleet.sim.unread import Unread
+from mjfleet.sim.warp_kernels import clear_columns, note_use
 from mjfleet.utils.console import in_a_line
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
@@ -237,7 +238,7 @@ class WarpSimulation(Simulation):
             is_read = self._has_late_sensors and remaining == 0
             with nullcontext() if is_read or self._has_sensor_history else no_sensors(self._model):
                 mjw.step(self._model, data)
-            wp.launch(_note_use, self.num_envs, [*needed, *noted])
+            wp.launch(note_use, self.num_envs, [*needed, *noted])
         if derived:
             self._velocity_stage()
 
@@ -245,7 +246,7 @@ class WarpSimulation(Simulation):
         """Compute what depends on positions and velocities. `mjw.step1` would clear all sensors."""
         mjw.fwd_position(self._model, self._data, factorize=False)
         if self._limits.size:  # MuJoCo-Warp writes their sensors only where a limit is active.
-            wp.launch(_clear, self.num_envs, [self._limits, self._data.sensordata])
+            wp.launch(clear_columns, self.num_envs, [self._limits, self._data.sensordata])
         mjw.sensor_pos(self._model, self._data)
         mjw.fwd_velocity(self._model, self._data)
         mjw.sensor_vel(self._model, self._data)
@@ -300,26 +301,6 @@ class RayArrays:
         """The body whose geoms each ray passes: none."""
         arrays = self.starts, self.directions, self.distances
         self.tensors = [wp.to_torch(array) for array in arrays]
-
-
-@wp.kernel(enable_backward=False)
-def _note_use(
-    nacon: Any, ncollision: Any, nefc: Any, overflow: Any, contacts: Any, rows: Any, overflowed: Any
-) -> None:
-    """Note what a step needed. mujoco_warp counts also what it had to drop."""
-    world = wp.tid()
-    rows[world] = wp.max(rows[world], nefc[world])
-    overflowed[world] = overflowed[world] | overflow[world]
-    if world == 0:
-        contacts[0] = wp.max(contacts[0], wp.max(nacon[0], ncollision[0]))
-
-
-@wp.kernel(enable_backward=False)
-def _clear(columns: Any, values: Any) -> None:
-    """Set columns of an array to zero, for each world."""
-    world = wp.tid()
-    for i in range(columns.shape[0]):
-        values[world, columns[i]] = 0.0
 
 
 def start_warp(device: str) -> None:
