@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import torch
 from tensordict import TensorDict
 
 from mjfleet.env.contract import C
+from mjfleet.env.env_shard import EnvShard
 from mjfleet.env.episode_statistics import Sums, episode_sums, metric_pairs
 from mjfleet.env.return_checks import check_returns, check_weights
 from mjfleet.env.stateful_env import StatefulEnv
@@ -16,19 +16,6 @@ from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
 from mjfleet.sim.unread import Unread, read
-
-EVALUATION_SEED = 2**31 - 1
-"""Seed of every evaluation, so that all runs are evaluated in the same episodes."""
-
-
-@dataclass(frozen=True)
-class EnvShard:
-    """A worker's share of the environments in which policies are evaluated."""
-
-    first: int  #: Number of the first environment of this worker.
-    count: int  #: Number of environments of this worker.
-    total: int  #: Number of environments of all workers.
-    seed: int = EVALUATION_SEED
 
 
 class Env(StatefulEnv[C]):
@@ -259,46 +246,6 @@ class Env(StatefulEnv[C]):
             else:
                 found[name] = torch.zeros_like(self._one) if name in self._off else term()
         return found
-
-    def write(self, mask: torch.Tensor, target: torch.Tensor, values: torch.Tensor) -> None:
-        """Write `values` into `target` where `mask` `(num_envs,)` is true; both `(num_envs, ...)`.
-
-        It is `target[mask] = values[mask]`, without waiting for the device.
-        """
-        where = mask.view(-1, *[1] * (target.ndim - 1))
-        torch.where(where, values.to(target.dtype), target, out=target)
-
-    def uniform(
-        self, size: int, low: float | torch.Tensor, high: float | torch.Tensor
-    ) -> torch.Tensor:
-        """Return random numbers `(num_envs, size)` in [low, high) from this worker's generator.
-
-        `low` and `high` are numbers, or both tensors `(size,)`: a range for each column.
-        """
-        if isinstance(low, torch.Tensor) and isinstance(high, torch.Tensor):
-            return torch.lerp(low, high, self.uniform(size, 0.0, 1.0))
-        return self._draw(size, torch.float32, torch.Tensor.uniform_, low, high)
-
-    def normal(self, size: int, deviation: float = 1.0) -> torch.Tensor:
-        """Return normal numbers `(num_envs, size)` of mean 0 from this worker's generator."""
-        return self._draw(size, torch.float32, torch.Tensor.normal_, 0.0, deviation)
-
-    def integers(self, size: int, low: int, high: int) -> torch.Tensor:
-        """Return random integers `(num_envs, size)`, long, from `low` to `high` - 1, from this
-        worker's generator."""
-        return self._draw(size, torch.long, torch.Tensor.random_, low, high)
-
-    def _draw(
-        self, size: int, dtype: torch.dtype, fill: Callable[..., torch.Tensor], *limits: Any
-    ) -> torch.Tensor:
-        """Return random numbers `(num_envs, size)`. Skips those of other workers' environments."""
-        shard = self.shard
-        count = shard.total if shard else self.num_envs // self.group_size
-        empty = torch.empty(count, size, dtype=dtype, device=self.device)
-        drawn = fill(empty, *limits, generator=self.generator)
-        if self.group_size > 1:
-            return drawn.repeat_interleave(self.group_size, dim=0)
-        return drawn[shard.first : shard.first + shard.count] if shard else drawn
 
     def _prepare_statistics(self) -> None:
         """Ask the task for its weights, and for the names of what is summed."""

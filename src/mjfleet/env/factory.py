@@ -11,7 +11,8 @@ import torch
 
 from mjfleet.config import EnvConfig, TrainConfig
 from mjfleet.config.rank_seed import rank_seed
-from mjfleet.env.environment import Env, EnvShard
+from mjfleet.env.env_shard import EnvShard
+from mjfleet.env.environment import Env
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.env.return_checks import observation_sizes
 from mjfleet.errors import UserError

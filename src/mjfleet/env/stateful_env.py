@@ -1,4 +1,4 @@
-"""What an environment remembers: the part of Env that a task's `setup` declares its state with."""
+"""What an environment remembers and draws: the part of Env that the methods of a task use."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from mjfleet.env.contract import C, EnvContract
+from mjfleet.env.env_shard import EnvShard
 from mjfleet.env.state import Reset, States
 from mjfleet.env.undeclared import address, changes, look
 from mjfleet.errors import UserError
@@ -16,9 +17,11 @@ CHECKED = ("qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat")
 
 
 class StatefulEnv(EnvContract[C]):
-    """Declares state, restores it, and finds what is not declared."""
+    """Declares state, writes it, draws random numbers, and finds what is not declared."""
 
     generator: torch.Generator
+    shard: EnvShard | None
+    group_size: int
     _observations: TensorDict
 
     def add_state(
@@ -92,6 +95,46 @@ class StatefulEnv(EnvContract[C]):
                 f"place, `self.{name}[...] = ...`."
             )
         object.__setattr__(self, name, value)
+
+    def write(self, mask: torch.Tensor, target: torch.Tensor, values: torch.Tensor) -> None:
+        """Write `values` into `target` where `mask` `(num_envs,)` is true; both `(num_envs, ...)`.
+
+        It is `target[mask] = values[mask]`, without waiting for the device.
+        """
+        where = mask.view(-1, *[1] * (target.ndim - 1))
+        torch.where(where, values.to(target.dtype), target, out=target)
+
+    def uniform(
+        self, size: int, low: float | torch.Tensor, high: float | torch.Tensor
+    ) -> torch.Tensor:
+        """Return random numbers `(num_envs, size)` in [low, high) from this worker's generator.
+
+        `low` and `high` are numbers, or both tensors `(size,)`: a range for each column.
+        """
+        if isinstance(low, torch.Tensor) and isinstance(high, torch.Tensor):
+            return torch.lerp(low, high, self.uniform(size, 0.0, 1.0))
+        return self._draw(size, torch.float32, torch.Tensor.uniform_, low, high)
+
+    def normal(self, size: int, deviation: float = 1.0) -> torch.Tensor:
+        """Return normal numbers `(num_envs, size)` of mean 0 from this worker's generator."""
+        return self._draw(size, torch.float32, torch.Tensor.normal_, 0.0, deviation)
+
+    def integers(self, size: int, low: int, high: int) -> torch.Tensor:
+        """Return random integers `(num_envs, size)`, long, from `low` to `high` - 1, from this
+        worker's generator."""
+        return self._draw(size, torch.long, torch.Tensor.random_, low, high)
+
+    def _draw(
+        self, size: int, dtype: torch.dtype, fill: Callable[..., torch.Tensor], *limits: Any
+    ) -> torch.Tensor:
+        """Return random numbers `(num_envs, size)`. Skips those of other workers' environments."""
+        shard = self.shard
+        count = shard.total if shard else self.num_envs // self.group_size
+        empty = torch.empty(count, size, dtype=dtype, device=self.device)
+        drawn = fill(empty, *limits, generator=self.generator)
+        if self.group_size > 1:
+            return drawn.repeat_interleave(self.group_size, dim=0)
+        return drawn[shard.first : shard.first + shard.count] if shard else drawn
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the environment's state, without the simulation's, for a checkpoint."""

@@ -18,6 +18,7 @@ from mjfleet.env import Delay, Env, History, Timer
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
 from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
+from mjfleet.legged.deployment import describe
 from mjfleet.legged.mirror import Part
 from mjfleet.legged.scene import joint_factors, make_robot
 from mjfleet.parts import vary
@@ -321,30 +322,7 @@ class VelocityEnv(Env[VelocityConfig]):
 
     def deployment(self) -> dict[str, Any]:
         """Return the parts of an observation, the meaning of an action, the ranges of commands."""
-        frame = []
-        for part in self.frame:
-            known = {"name": part.name, "size": part.read().shape[1], "unit": part.unit}
-            frame.append(known | ({"meaning": part.meaning} if part.meaning else {}))
-        units = {"forward": "m/s", "left": "m/s", "turn_left": "rad/s"}
-        commands = [
-            {"name": name, "size": 1, "unit": units[name], "range": (low, high)}
-            for name, (_, low, high) in self.commands().items()
-        ]
-        frames = {
-            "name": "frames",
-            "size": self.seen.past[0].numel(),
-            "history": self.cfg.history,
-            "meaning": "one of each control step, the oldest first; the first fills all places",
-            "parts": frame,
-        }
-        command = {"name": "command", "size": 3, "parts": commands}
-        scales = self.action_scale.tolist() if self.action_factors else self.cfg.action_scale
-        return {
-            "observations": {"actor": [frames, command]},
-            "action_scale": scales,
-            "targets": "default_pose + action_scale * actions, in rad, without delay or limits; PD "
-            "controllers with kp and kv follow them",
-        }
+        return describe(self)
 
     def of_feet(self, name: str, size: int) -> torch.Tensor:
         """Return a view of the values of all feet's sensors, `(num_envs, feet, size)`."""

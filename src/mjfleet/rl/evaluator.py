@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from mjfleet.env import Env
-from mjfleet.env.environment import EVALUATION_SEED
+from mjfleet.env.env_shard import EVALUATION_SEED
 from mjfleet.env.episode_statistics import Sums, episode_sums
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError

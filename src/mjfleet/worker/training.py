@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from mjfleet.config import TrainConfig
-from mjfleet.env.environment import EVALUATION_SEED, EnvShard
+from mjfleet.env.env_shard import EVALUATION_SEED, EnvShard
 from mjfleet.env.factory import build_env
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.loggers.console_logger import ConsoleLogger
