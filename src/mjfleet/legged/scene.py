@@ -52,14 +52,14 @@ def make_robot(
         model = spec.compile()
         if numbers != model.nq:  # MuJoCo fills up zeros.
             raise UserError(NO_HOME)
-        _check_joints(model, base)
+        check_joints(model, base)
         _check_home(model, feet, is_rough=terrain is not None)
     except (UserError, ValueError) as error:
         raise UserError(f"{path}: {error}") from None
     return model
 
 
-def _check_joints(model: mujoco.MjModel, base: str) -> None:
+def check_joints(model: mujoco.MjModel, base: str) -> None:
     """Raise UserError unless the joints are a free one and hinges, each with its PD controller."""
     kinds = [mujoco.mjtJoint.mjJNT_FREE, *[mujoco.mjtJoint.mjJNT_HINGE] * (model.njnt - 1)]
     is_of_base = model.njnt > 1 and model.jnt_bodyid[0] == model.body(base).id
