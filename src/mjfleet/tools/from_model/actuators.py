@@ -9,7 +9,6 @@ from mjfleet.errors import UserError
 from mjfleet.legged.scene import HOME, check_joints
 from mjfleet.tools.from_model.robot import BALL, Robot
 
-GRAVITY = 9.81
 WIDTH, SLIDE_WIDTH = 0.25, 0.01
 """Error at which a position actuator uses all of its torque or force, rad and m."""
 WHEEL_SPEED = 20.0
@@ -55,7 +54,7 @@ def drive(robot: Robot) -> None:
             new.set_to_position(model.actuator_gainprm[i, 0], -model.actuator_biasprm[i, 2])
         else:
             is_slide = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE
-            new.set_to_position(torque / (SLIDE_WIDTH if is_slide else WIDTH), dampratio=1)
+            new.set_to_position(torque / (SLIDE_WIDTH if is_slide else WIDTH), dampratio=0.5)
     instead = f" in place of {len(old)} others" if old else ""
     speed = f", for up to {WHEEL_SPEED} rad/s of wheels" if has_wheels else ""
     spec.key(HOME).ctrl = []
@@ -98,4 +97,4 @@ def _torque_guess(robot: Robot, joint: int) -> float:
     radius = float(np.sqrt(model.dof_M0[model.jnt_dofadr[joint]] / mass))
     is_below = robot.is_free and any(joint in limb.joints for limb in robot.stands)
     load = max(mass, float(model.body_subtreemass[robot.root]) / 2) if is_below else mass
-    return float(f"{2 * GRAVITY * load * radius:.3g}")
+    return float(f"{2 * 9.81 * load * radius:.3g}")

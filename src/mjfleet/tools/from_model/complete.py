@@ -95,10 +95,8 @@ def _separate(robot: Robot) -> None:
 
 
 def _pose(robot: Robot) -> None:
-    """Write the pose `home`: the file's, or all joints at 0 or the nearest end of their range.
-
-    A robot that stands on something just touches the ground; another does not reach into it.
-    """
+    """Write the pose `home`, the file's, or all joints at 0 or the nearest end of their range, with
+    legs on the ground, and others that move freely a little above it."""
     spec, model, key = robot.spec, robot.model, robot.spec.key(HOME)
     pose = robot.data.qpos.copy()
     if key is None:
@@ -108,7 +106,7 @@ def _pose(robot: Robot) -> None:
         pose[places] = np.clip(pose[places], *model.jnt_range[limited].T)
         robot.added.append(f"the keyframe `{HOME}`")
         robot.questions.append(
-            f"In which pose does it begin? In `{HOME}`, joints are at 0 or the nearest limit."
+            f"In which pose does it begin? In `{HOME}`, joints are at 0 or a limit; legs walk best bent."
         )
     key.qpos = pose
     robot.look()
@@ -116,7 +114,8 @@ def _pose(robot: Robot) -> None:
         floor = spec.geom(FLOOR)
         floor.pos = (*floor.pos[:2], floor.pos[2] + min(0.0, robot.lowest))
     elif robot.stands or robot.lowest < 0:
-        pose[model.jnt_qposadr[model.body_jntadr[robot.root]] + 2] -= robot.lowest
+        gap = 0.0 if robot.has_legs else 0.005
+        pose[model.jnt_qposadr[model.body_jntadr[robot.root]] + 2] += gap - robot.lowest
         if abs(robot.lowest) > 0.01:
             robot.added.append(f"{-robot.lowest:+.3f} m to the height of the robot in `{HOME}`")
     key.qpos = np.round(pose, 4)

@@ -18,7 +18,6 @@ SETTING = re.compile(
 OF_URDF = 'fusestatic="false" discardvisual="false" strippath="false"'
 """With these, feet keep their names, and the root its inertia."""
 WORLD = re.compile(r"""<link\s[^>]*\bname\s*=\s*["']world["']""")
-"""A URDF's way to say that the robot is fixed."""
 
 
 class Source:
@@ -35,8 +34,7 @@ class Source:
         beside = sorted(path for path in self._folder.iterdir() if path.is_dir())
         self._places = [self._folder, *beside]
         """Where files are looked for."""
-        self._models: list[Path] = []
-        warnings = list[str]()
+        self._models, warnings = list[Path](), list[str]()
         mujoco.set_mju_user_warning(warnings.append)
         try:
             copy = target / self._copy(self._folder / file.name, is_model=True)
@@ -47,7 +45,7 @@ class Source:
         if "<robot" in text:  # What a fixed link does not weigh is no mass of its shape.
             self.spec.compiler.inertiafromgeom = mujoco.mjtInertiaFromGeom.mjINERTIAFROMGEOM_FALSE
         self.is_fixed = WORLD.search(text) is not None
-        """Whether the file itself fixes the robot to the world."""
+        """Whether the file fixes the robot to the world, as a URDF does by a link of that name."""
         self.questions = [f"Is this meant? {' '.join(text.split())}" for text in warnings]
         for copy in self._models:
             copy.unlink()

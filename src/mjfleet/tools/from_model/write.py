@@ -15,14 +15,11 @@ from mjfleet.tools.from_model.complete import complete
 from mjfleet.tools.from_model.robot import Robot
 from mjfleet.tools.from_model.source import Source
 
-STEP = 0.02
-"""Duration of a control step, s."""
 SUMMARIES = {
     "legged": "The robot {} follows velocity commands.",
     "reach": "The robot {} brings its tool to places within reach.",
     "pose": "The robot {} brings its joints to commanded positions.",
 }
-"""What each kind of robot learns."""
 
 
 def write_task(
@@ -81,7 +78,7 @@ def _values(robot: Robot, path: Path, name: str) -> dict[str, Any]:
             is_mirrored, why = False, str(error).removeprefix(f"{path}: ").partition(". If this")[0]
             learns = "without symmetry" if kind == "legged" else "to move its joints, not to walk"
             robot.questions.append(f"Is it meant that {why.rstrip('.')}? It learns {learns}.")
-    decimation = max(1, round(STEP / model.opt.timestep))
+    decimation = max(1, round(0.02 / model.opt.timestep))  # Control at 50 Hz.
     return {
         "kind": kind, "name": name, "summary": SUMMARIES[kind].format(name), "actions": model.nu,
         "decimation": decimation, "rate": f"{1 / decimation / model.opt.timestep:g}",
