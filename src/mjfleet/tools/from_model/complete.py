@@ -106,7 +106,7 @@ def _pose(robot: Robot) -> None:
         pose[places] = np.clip(pose[places], *model.jnt_range[limited].T)
         robot.added.append(f"the keyframe `{HOME}`")
         robot.questions.append(
-            f"In which pose does it begin? In `{HOME}`, joints are at 0 or a limit; legs walk best bent."
+            f"In which pose does it begin? In `{HOME}`, joints are at 0 or a limit; bend legs."
         )
     key.qpos = pose
     robot.look()
