@@ -190,7 +190,7 @@ RARE: list[tuple[list[Change], list[str]]] = [
      [r"terminated\(\) of an environment depends on the other environments"]),
     ([("import math\n", "import math\nimport time\n"), (POSE, f"{POSE} * (time.time() % 1)")],
      [r"differs between two environments with the same seed"]),
-    ([after(RESET, "self.generator.manual_seed(0)")],
+    ([(RESET, f"        self.generator.manual_seed(0)\n{RESET}")],
      [r"workers with different ranks have the same environments"]),
 ]  # fmt: skip
 
