@@ -86,7 +86,7 @@ def test_each_robot_becomes_a_task_of_the_right_kind_without_mistakes(
         said = line.partition(": ")[2] if line.startswith(("added", "to answer")) else ""
         assert said in readme
     assert printed.count("\nadded: ") > 4
-    assert f"  mjfleet check-task {name}\n" in printed
+    assert f"mjfleet check-task {name}\n" in printed
     # The source is as it was, and is not needed any more.
     after = {path: path.read_bytes() for path in file.parent.rglob("*") if path.is_file()}
     assert after == before

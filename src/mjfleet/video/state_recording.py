@@ -52,7 +52,8 @@ class StateRecorder:
         fields = ("time", "qpos", "mocap_pos", "mocap_quat")
         found = {name: kept[f"start/{name}"] for name in fields if f"start/{name}" in kept}
         found |= {ARROW + name: tensor for name, tensor in self._source.arrows.items()}
-        self._parts.append({name: np.array(value[:, :envs].cpu()) for name, value in found.items()})
+        shown = {name: value[:, :envs].cpu().numpy().copy() for name, value in found.items()}
+        self._parts.append(shown)
 
     def finish(self, title: str) -> StateRecording:
         """Return what was taken since the last call, in order."""
