@@ -162,21 +162,24 @@ CART = f'<robot name="own_cart">{CHASSIS}{WHEELS}</robot>'
 """Four wheels, which turn without limits."""
 
 
+def crank(name: str, side: int, y: float) -> str:
+    """The beginning of a body, in front (1) or behind (-1), whose hinge has a motor."""
+    return f"""<body name="{name}" pos="{0.05 * side} {y} 0">
+        <joint name="{name}" axis="0 1 0" range="-60 60"/>
+        <geom type="capsule" size="0.012" fromto="0 0 0 {0.1 * side} 0 -0.15" mass="0.2"/>"""
+
+
 def closed_leg(name: str, y: float) -> str:
     """A leg that a five-bar linkage of four hinges moves."""
     return f"""
-      <body name="{name}_front" pos="0.05 {y} 0">
-        <joint name="{name}_front" axis="0 1 0" range="-60 60"/>
-        <geom type="capsule" size="0.012" fromto="0 0 0 0.1 0 -0.15" mass="0.2"/>
+      {crank(f"{name}_front", 1, y)}
         <body name="{name}_shin" pos="0.1 0 -0.15">
           <joint name="{name}_shin" axis="0 1 0"/>
           <geom type="capsule" size="0.012" fromto="0 0 0 -0.15 0 -0.2" mass="0.2"/>
           <geom type="box" size="0.1 0.05 0.01" pos="-0.15 0 -0.21" mass="0.1"/>
         </body>
       </body>
-      <body name="{name}_back" pos="-0.05 {y} 0">
-        <joint name="{name}_back" axis="0 1 0" range="-60 60"/>
-        <geom type="capsule" size="0.012" fromto="0 0 0 -0.1 0 -0.15" mass="0.2"/>
+      {crank(f"{name}_back", -1, y)}
         <body name="{name}_link" pos="-0.1 0 -0.15">
           <joint name="{name}_link" axis="0 1 0"/>
           <geom type="capsule" size="0.012" fromto="0 0 0 0.05 0 -0.2" mass="0.2"/>

@@ -23,6 +23,12 @@ class Rows:
     is_saved: torch.Tensor  # Whether checkpoints hold it, `(rows,)`, bool.
 
 
+def write_where(mask: torch.Tensor, target: torch.Tensor, values: torch.Tensor) -> None:
+    """Do what `target[mask] = values[mask]` does, without waiting for the device."""
+    where = mask.view(-1, *[1] * (target.ndim - 1))
+    torch.where(where, values.to(target.dtype), target, out=target)
+
+
 class States:
     """The declared state of `num_envs` environments; `Env.add_state` describes the arguments."""
 
@@ -97,8 +103,7 @@ class States:
                     f"add_state({name!r}): its `reset` returns {found}; it must return "
                     f"{tuple(tensor.shape)}."
                 )
-            where = mask.view(-1, *[1] * (tensor.ndim - 1))
-            torch.where(where, drawn.to(tensor.dtype), tensor, out=tensor)
+            write_where(mask, tensor, drawn)
 
     def take_over(self, source: torch.Tensor) -> None:
         """Give each environment the state of another: `source` `(num_envs,)`, long, says which."""

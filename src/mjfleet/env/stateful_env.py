@@ -8,7 +8,7 @@ from tensordict import TensorDict
 
 from mjfleet.env.contract import C, EnvContract
 from mjfleet.env.env_shard import EnvShard
-from mjfleet.env.state import Reset, States
+from mjfleet.env.state import Reset, States, write_where
 from mjfleet.env.undeclared import address, changes, look
 from mjfleet.errors import UserError
 
@@ -101,8 +101,7 @@ class StatefulEnv(EnvContract[C]):
 
         It is `target[mask] = values[mask]`, without waiting for the device.
         """
-        where = mask.view(-1, *[1] * (target.ndim - 1))
-        torch.where(where, values.to(target.dtype), target, out=target)
+        write_where(mask, target, values)
 
     def uniform(
         self, size: int, low: float | torch.Tensor, high: float | torch.Tensor

@@ -10,6 +10,7 @@ from mujoco import mjtConDataField, mjtObj, mjtSensor
 
 from mjfleet.env import Env
 from mjfleet.errors import UserError
+from mjfleet.parts.patterns import matcher
 
 KINDS = {"geom": mjtObj.mjOBJ_GEOM, "body": mjtObj.mjOBJ_BODY, "subtree": mjtObj.mjOBJ_XBODY}
 FOUND = 1 << mjtConDataField.mjCONDATA_FOUND.value
@@ -206,10 +207,7 @@ def _matches(spec: mujoco.MjSpec, pattern: str, what: str) -> dict[str, mjtObj]:
         kind, expression = "", pattern
     names = {"geom": [geom.name for geom in spec.geoms if geom.name]}
     names["body"] = names["subtree"] = [body.name for body in spec.bodies]
-    try:
-        fits = re.compile(expression).fullmatch
-    except re.error as error:
-        raise UserError(f"{what}: {expression!r} is no regular expression: {error}.") from None
+    fits = matcher(expression, what)
     kinds = [kind] if kind else ["body", "geom"]  # Of the same name, the last one counts.
     if found := {name: KINDS[one] for one in kinds for name in names[one] if fits(name)}:
         return found
