@@ -1,9 +1,11 @@
 """What a legged robot's model must have is said by name; its mirror image follows from it."""
 
+import copy
 import re
 from pathlib import Path
 
 import mujoco
+import numpy as np
 import pytest
 
 from mjfleet.errors import UserError
@@ -61,6 +63,26 @@ def test_a_home_of_any_heading_and_names_of_ones_own_are_fine(tmp_path: Path) ->
     named = ("</asset>", '<material name="ground"/><texture name="sky" builtin="flat" '
              'type="2d" width="8" height="8"/></asset>')  # fmt: skip
     assert make(tmp_path, turned, named).key("home").qpos[3] == pytest.approx(0.5**0.5)
+
+
+def test_on_a_plane_the_solver_starts_from_the_smooth_acceleration(tmp_path: Path) -> None:
+    cold = make(tmp_path)
+    assert cold.opt.disableflags == mujoco.mjtDisableBit.mjDSBL_WARMSTART
+    warm = copy.copy(cold)
+    warm.opt.disableflags = 0
+    ends, iterations = [], []
+    for model in (cold, warm):
+        data = mujoco.MjData(model)
+        mujoco.mj_resetDataKeyframe(model, data, 0)
+        taken = []
+        for step in range(200):
+            data.ctrl[:] = model.key_qpos[0, 7:] + 0.2 * np.sin(0.2 * step + np.arange(12))
+            mujoco.mj_step(model, data)
+            taken.append(data.solver_niter[0])
+        ends.append(data.qpos.copy())
+        iterations.append(np.mean(taken))
+    assert np.allclose(*ends, atol=1e-4)  # What the solver's tolerance leaves after one second.
+    assert iterations[0] < iterations[1]
 
 
 def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:

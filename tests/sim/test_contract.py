@@ -339,6 +339,44 @@ def test_a_restored_state_brings_its_room_along() -> None:
     assert torch.equal(small.state()["room"], room), "room is never taken away"
 
 
+BALLS = """<mujoco><worldbody><geom type="plane" size="2 2 1"/>
+  <body pos="0 0 0.05"><freejoint/>{geoms}</body>{bodies}</worldbody></mujoco>"""
+BALL = '<geom size="0.1" pos="{} 0 0"/>'
+
+
+@pytest.mark.parametrize(
+    ("balls", "bodies", "off"),
+    [
+        (4, "", mujoco.mjtDisableBit.mjDSBL_ISLAND | mujoco.mjtDisableBit.mjDSBL_MIDPHASE),
+        (5, "", mujoco.mjtDisableBit.mjDSBL_ISLAND),
+        (4, '<body pos="0 0 1"><freejoint/><geom size="0.1"/></body>',
+         mujoco.mjtDisableBit.mjDSBL_MIDPHASE),
+    ],
+)  # fmt: skip
+def test_what_native_leaves_out_changes_no_bit(balls: int, bodies: str, off: int) -> None:
+    geoms = "".join(BALL.format(0.15 * i) for i in range(balls))
+    model = mujoco.MjModel.from_xml_string(BALLS.format(geoms=geoms, bodies=bodies))
+    sim, data = build("native", model), mujoco.MjData(model)
+    assert (sim.model.opt.disableflags, model.opt.disableflags) == (int(off), 0)
+    sim.qvel[:, :3] = torch.tensor([1.0, 0.5, -2.0])
+    data.qvel[:3] = 1.0, 0.5, -2.0
+    sim.step(100)
+    mujoco.mj_step(model, data, 100)
+    assert data.ncon and sim.qpos[0].tolist() == data.qpos.tolist()
+
+
+def test_warp_takes_flags_of_parts_that_it_lacks() -> None:
+    model = load("box")
+    plain = build("warp", model)
+    model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_MIDPHASE)
+    model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_AUTORESET)
+    sim = build("warp", model)
+    for each in (plain, sim):
+        start_apart(each)
+        each.step(20)
+    assert torch.equal(sim.qpos, plain.qpos)
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_what_warp_lacks_is_named_with_the_engine_that_has_it(device: str) -> None:
     model = load("arm")

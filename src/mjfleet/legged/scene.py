@@ -49,6 +49,10 @@ def make_robot(
             raise UserError(NO_HOME)
         add_sensors(spec, base, feet)
         add_ground(spec, float(spec.key(HOME).qpos[2]), terrain)
+        if terrain is None:
+            # On a plane the solver needs fewer iterations from the smooth acceleration than from
+            # the last one: of a walking Go1 2.1 for 3.4, and the slowest of 256 3.6 for 6.3.
+            spec.option.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_WARMSTART)
         model = spec.compile()
         if numbers != model.nq:  # MuJoCo fills up zeros.
             raise UserError(NO_HOME)

