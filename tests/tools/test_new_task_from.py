@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import mujoco
+import numpy as np
 import pytest
 
 from mjfleet.cli.dispatcher import mjfleet
@@ -118,6 +119,17 @@ def test_an_arm_learns_to_reach(run: Run, tmp_path: Path) -> None:
     assert float(learned[-1]["task/final_distance"]) < 0.3  # Of 1 to the farthest goals.
 
 
+@pytest.mark.slow
+def test_a_quadruped_learns_to_walk(run: Run, tmp_path: Path) -> None:
+    make("quadruped", write_robots(tmp_path / "sources")["quadruped"])
+    done = run("train", "quadruped", "--gpu-ids", "None", "--agent.max-iterations", "300")
+    assert done.returncode == 0, done.stderr
+    learned = rows(only_run(tmp_path, "quadruped"))
+    # Of 0.51 m/s and 1.44 rad/s when it only stands.
+    assert float(learned[-1]["task/velocity_error"]) < 0.38
+    assert float(learned[-1]["task/yaw_error"]) < 0.7
+
+
 def test_robots_on_legs_stand_in_their_home(tmp_path: Path) -> None:
     files = write_robots(tmp_path / "sources")
     for name, seconds in (("quadruped", 2.0), ("closed", 2.0), ("biped", 0.5)):
@@ -128,6 +140,29 @@ def test_robots_on_legs_stand_in_their_home(tmp_path: Path) -> None:
         mujoco.mj_step(model, data, round(seconds / model.opt.timestep))
         assert data.qpos[2] > 0.9 * height
         assert data.xmat[model.jnt_bodyid[0], 8] > 0.98
+
+
+def test_legs_bend_as_their_ranges_let_them_with_feet_below_hips(tmp_path: Path) -> None:
+    files = write_robots(tmp_path / "sources")
+    for name, joints, share in (("quadruped", 3, 0.7), ("biped", 5, 0.95)):
+        model = model_of(make(name, files[name]))
+        data, legs = mujoco.MjData(model), model.key_qpos[0, 7:].reshape(-1, joints)
+        low, high = model.jnt_range[1:].T.reshape(2, -1, joints)
+        assert ((low <= legs) & (legs <= high)).all()
+        assert np.abs(legs - legs[0]).max() < 1e-3  # Mirror images.
+        foot = int(model.body_geomadr[model.jnt_bodyid[joints]]) + (joints == 3)
+        below_hip = []
+        for angles in (np.zeros(model.nu), legs.ravel()):
+            data.qpos[7:] = angles
+            mujoco.mj_kinematics(model, data)
+            below_hip.append(data.geom_xpos[foot] - data.xanchor[1])
+        assert below_hip[1] == pytest.approx(below_hip[0] * (1, 1, share), abs=0.005)
+    # Nothing tells how a leg bends: it stays straight, and the question says so.
+    text = QUADRUPED.replace('range="-150 -20"', 'range="-100 100"')
+    (tmp_path / "robot.xml").write_text(text.replace("-60 120", "-90 90"))
+    straight = make("straight", tmp_path / "robot.xml")
+    assert not model_of(straight).key_qpos[0, 7:].any()
+    assert "bend legs; joints are at 0" in (straight / "README.md").read_text()
 
 
 def test_feet_are_found_and_named(tmp_path: Path) -> None:

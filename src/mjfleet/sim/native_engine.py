@@ -1,8 +1,8 @@
 """MuJoCo on a CPU thread pool: `mujoco.batch.Batch`. Runs in a worker."""
 
-import copy
 import warnings
 from collections.abc import Mapping
+from copy import copy as copied
 
 import mujoco
 import numpy as np
@@ -34,7 +34,7 @@ class NativeSimulation(Simulation):
     engine = "native"
 
     def __init__(self, model: mujoco.MjModel, num_envs: int, num_threads: int) -> None:
-        model = copy.copy(model)
+        model = copied(model)
         model.opt.disableflags |= _only_costs(model)
         super().__init__(model, num_envs, "cpu")
         self._batch = Batch(model, nsim=num_envs, nthread=num_threads)

@@ -2,10 +2,17 @@
 
 import mujoco
 import numpy as np
+from mujoco.minimize import Verbosity, least_squares
 
 from mjfleet.legged.scene import FLOOR, HOME, add_ground, add_sensors
 from mjfleet.tools.from_model.actuators import controllers, drive
-from mjfleet.tools.from_model.robot import BALL, Robot
+from mjfleet.tools.from_model.robot import BALL, Limb, Robot
+
+ON_TWO, ON_MORE = 0.95, 0.7
+"""Height of the hips above the feet, by that of straight legs, of robots with two legs and with
+more: as a G1 and a Go1 begin."""
+LEAST_OFF = 0.005
+"""How far from its place a foot may be after legs were bent, m."""
 
 
 def complete(robot: Robot, is_fixed: bool) -> None:
@@ -95,8 +102,8 @@ def _separate(robot: Robot) -> None:
 
 
 def _pose(robot: Robot) -> None:
-    """Write the pose `home`, the file's, or all joints at 0 or the nearest end of their range, with
-    legs on the ground, and others that move freely a little above it."""
+    """Write the pose `home`, the file's, or all joints at 0 or the nearest end of their range and
+    legs bent, with these on the ground, and others that move freely a little above it."""
     spec, model, key = robot.spec, robot.model, robot.spec.key(HOME)
     pose = robot.data.qpos.copy()
     if key is None:
@@ -105,9 +112,11 @@ def _pose(robot: Robot) -> None:
         places = model.jnt_qposadr[limited]
         pose[places] = np.clip(pose[places], *model.jnt_range[limited].T)
         robot.added.append(f"the keyframe `{HOME}`")
-        robot.questions.append(
-            f"In which pose does it begin? In `{HOME}`, joints are at 0 or a limit; bend legs."
-        )
+        joints = "joints are at 0 or a limit"
+        if robot.is_free and robot.has_legs:
+            is_bent = _bend_legs(robot, pose)
+            joints = f"{'legs are bent, other' if is_bent else 'bend legs;'} {joints}"
+        robot.questions.append(f"In which pose does it begin? In `{HOME}`, {joints}.")
     key.qpos = pose
     robot.look()
     if not robot.is_free:
@@ -120,6 +129,45 @@ def _pose(robot: Robot) -> None:
             robot.added.append(f"{-robot.lowest:+.3f} m to the height of the robot in `{HOME}`")
     key.qpos = np.round(pose, 4)
     robot.look()
+
+
+def _bend_legs(robot: Robot, pose: np.ndarray) -> bool:
+    """Bend legs in `pose`, so that feet stay below the places where they are with joints at 0.
+
+    Returns:
+        False, and `pose` is as it was, if joints have no limits, or theirs do not tell how knees
+        bend, or loops are closed.
+    """
+    model, data = robot.model, mujoco.MjData(robot.model)
+    if robot.is_closed or not all(model.jnt_limited[limb.joints].all() for limb in robot.stands):
+        return False
+    share, bent = ON_TWO if len(robot.stands) == 2 else ON_MORE, pose.copy()
+    for limb in robot.stands:
+        places, (low, high) = model.jnt_qposadr[limb.joints], model.jnt_range[limb.joints].T
+        # Where an ankle is, the sole stays flat.
+        flat = 0.3 if len(limb.joints) > 3 else 0.0
+
+        def foot(angles: np.ndarray, limb: Limb = limb, flat: float = flat) -> np.ndarray:
+            data.qpos[:] = pose
+            data.qpos[model.jnt_qposadr[limb.joints]] = angles
+            mujoco.mj_kinematics(model, data)
+            place = data.geom_xpos[limb.low].mean(axis=0)
+            return np.concatenate((place, flat * data.xmat[limb.end, 6:8]))
+
+        goal = foot(np.zeros(len(places)))
+        goal[2] += (1 - share) * (data.xanchor[limb.joints[0], 2] - goal[2])
+        start = np.clip(0.8 * pose[places] + 0.1 * (low + high), low, high)
+
+        def off(angles: np.ndarray, foot=foot, goal=goal, start=start) -> np.ndarray:
+            rows = [np.append(foot(each) - goal, 1e-3 * (each - start)) for each in angles.T]
+            return np.array(rows).T
+
+        found, _ = least_squares(start, off, (low, high), verbose=Verbosity.SILENT)
+        if np.abs(foot(found) - goal)[:3].max() > LEAST_OFF:
+            return False
+        bent[places] = found
+    pose[:] = bent
+    return True
 
 
 def _add_sensors(robot: Robot) -> None:
