@@ -465,6 +465,22 @@ def test_balls_land_on_what_has_grown(engine: str) -> None:
     assert close(heights[2:], 0.57 * torch.ones(2, 2), 0.02)
 
 
+def test_contacts_of_bodies_that_only_turn_or_slide_weigh_as_compiled(engine: str) -> None:
+    model = mujoco.MjModel.from_xml_string(
+        """
+        <mujoco><worldbody>
+          <body><joint/><joint axis="1 0 0"/><geom type="box" size="0.2 0.2 0.01"/></body>
+          <body pos="1 0 0"><joint type="slide"/><geom size="0.1"/></body>
+          <body pos="2 0 0"><freejoint/><inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/></body>
+        </worldbody></mujoco>
+        """
+    )
+    sim = build(engine, model)
+    sim.set_const()
+    weights = sim.expand("body_invweight0")
+    assert close(weights, torch.from_numpy(model.body_invweight0).expand_as(weights))
+
+
 def test_what_differs_is_kept_with_the_state(engine: str) -> None:
     model = load("box")
     sim, again = build(engine, model), build(engine, model)

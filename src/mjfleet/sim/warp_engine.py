@@ -162,6 +162,13 @@ class WarpSimulation(Simulation):
                 self.expand(name)
         with wp.ScopedDevice(str(self.device)):
             mjw.set_const(self._model, self._data, FIXED_AND_INERTIAL)
+        # MuJoCo-Warp replaces a weight of 0, of a body that only turns, by the other weight, and
+        # divides that of a body that only slides by 3.
+        weights, mass = self.expanded["body_invweight0"], self.expand("body_mass")
+        is_zero = torch.from_numpy(self.model.body_invweight0 == 0).to(self.device)
+        weights.masked_fill_(is_zero & (weights[..., :1] == weights[..., 1:]), 0.0)
+        slides = torch.from_numpy(self.model.body_simple == 2).to(self.device)
+        weights[..., 0] = torch.where(slides, 1.0 / mass, weights[..., 0])
 
     def rays(
         self, starts: torch.Tensor, directions: torch.Tensor, groups: tuple[int, ...]
