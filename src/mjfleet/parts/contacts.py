@@ -1,6 +1,5 @@
 """What touches what, and since when: contact sensors by name. Runs in a worker."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,8 +52,7 @@ def add_contacts(
             found[name] = kind, pattern
     other: dict[str, Any] = {}
     if against is not None:
-        kind, colon, rest = against.rpartition(":")
-        ((name, of_kind),) = _matches(spec, kind + colon + re.escape(rest), what).items()
+        ((name, of_kind),) = _matches(spec, against, what, is_name=True).items()
         other = {"objtype": of_kind, "objname": name}
     if any(sensor.name.startswith(f"{label}/") for sensor in spec.sensors):
         raise UserError(f"{what}: the model has such sensors already; give these another label.")
@@ -200,14 +198,16 @@ class Contacts:
         return torch.where(age < NEVER, age, counted + self._count)
 
 
-def _matches(spec: mujoco.MjSpec, pattern: str, what: str) -> dict[str, mjtObj]:
-    """Return the kinds of the geoms and bodies that a pattern matches, by name."""
+def _matches(
+    spec: mujoco.MjSpec, pattern: str, what: str, is_name: bool = False
+) -> dict[str, mjtObj]:
+    """Return the kinds of the geoms and bodies that a pattern, or a name, matches, by name."""
     kind, _, expression = pattern.partition(":")
     if kind not in KINDS:
         kind, expression = "", pattern
     names = {"geom": [geom.name for geom in spec.geoms if geom.name]}
     names["body"] = names["subtree"] = [body.name for body in spec.bodies]
-    fits = matcher(expression, what)
+    fits = expression.__eq__ if is_name else matcher(expression, what)
     kinds = [kind] if kind else ["body", "geom"]  # Of the same name, the last one counts.
     if found := {name: KINDS[one] for one in kinds for name in names[one] if fits(name)}:
         return found
