@@ -180,6 +180,9 @@ def vary(
             number could be one that the field cannot have, or an engine cannot vary the field.
     """
     patterns = (names,) if isinstance(names, str) else tuple(names or ())
+    if not isinstance(distribution, Sequence) or len(distribution) not in (2, 3):
+        text = f"{distribution!r} must be (low, high), or (low, high, shape)"
+        raise UserError(f"{type(env).__name__}: vary({field!r}): {text}.")
     drawn = Distribution(*distribution)  # pyright: ignore[reportArgumentType]
     one = Variation(env, field, patterns, mode, drawn, when, shared, together, [])
     if (facts := FIELDS.get(field)) is None:
@@ -207,8 +210,9 @@ def vary(
         array = env.sim.of_model(name)
         array = array.reshape(len(array) if facts.kind else 1, -1)
         known = own_columns or tuple(range(array.shape[1]))
-        chosen = tuple(columns or (known[:1] if field == "geom_friction" else known))
-        if not {*chosen} <= {*known}:
+        usual = known[:1] if field == "geom_friction" else known
+        chosen = usual if columns is None else columns
+        if not isinstance(chosen, Sequence) or not set() < {*chosen} <= {*known}:
             raise UserError(f"{one}: `columns` is {columns}; it must be some of {known}.")
         own = array[rows[:, None], list(chosen)]
         _check(one, sign * own, rows, labels)
