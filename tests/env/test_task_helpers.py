@@ -41,6 +41,23 @@ def end_episodes(env: Any, *envs: int) -> None:
     env.step(torch.zeros(env.num_envs, 1))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda env: Delay(env, 1, 2, 1),
+        lambda env: Delay(env, 1, -1, 1),
+        lambda env: Delay(env, 1, *(0, 1.5)),  # pyright: ignore[reportArgumentType]
+        lambda env: Timer(env, 2.0, 1.0),
+        lambda env: Timer(env, -1.0, 1.0),
+        lambda env: Levels(env, 0),
+        lambda env: Levels(env, 3, 3),
+    ],
+)
+def test_ranges_that_are_none_are_refused_in_setup(make: Callable[[Any], Any]) -> None:
+    with pytest.raises(UserError, match=r"HelpedEnv: the numbers of .*\(.*\) must be"):
+        with_part(make)
+
+
 def test_a_delay_hands_on_what_came_before_and_resets_itself() -> None:
     env = with_part(lambda env: Delay(env, 1, 0, 3))
     delay, late = env.part, env.part.steps.clone()

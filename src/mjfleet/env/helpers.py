@@ -1,5 +1,6 @@
 """What tasks compose in `setup`: delays, histories, timers and levels, which reset themselves."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,13 @@ class Delay:
     """
 
     def __init__(self, env: Env[Any], size: int, low: int, high: int) -> None:
-        """Delay values `(num_envs, size)` by `low` to `high` environment steps, both included."""
+        """Delay values `(num_envs, size)` by `low` to `high` environment steps, both included.
+
+        Raises:
+            UserError: they are not whole numbers from 0 up, the lower one first.
+        """
+        if not (isinstance(low, int) and isinstance(high, int) and 0 <= low <= high):
+            raise _error(env, f"Delay({low}, {high})", "whole, and 0 <= low <= high")
 
         def draw(mask: torch.Tensor) -> torch.Tensor:
             return env.integers(1, low, high + 1).squeeze(1)
@@ -75,7 +82,13 @@ class Timer:
     and until the physics of the next step; false where an episode begins."""
 
     def __init__(self, env: Env[Any], low: float, high: float) -> None:
-        """Fire every `low` to `high` simulated seconds, rounded to whole steps."""
+        """Fire every `low` to `high` simulated seconds, rounded to whole steps.
+
+        Raises:
+            UserError: they are not finite numbers from 0 up, the lower one first.
+        """
+        if not 0 <= low <= high < math.inf:
+            raise _error(env, f"Timer({low}, {high})", "finite, and 0 <= low <= high")
 
         def draw(mask: torch.Tensor) -> torch.Tensor:
             return env.uniform(1, low / env.step_dt, high / env.step_dt).squeeze(1)
@@ -108,7 +121,14 @@ class Levels:
     """Current levels, `(num_envs,)`, long."""
 
     def __init__(self, env: Env[Any], count: int, start: torch.Tensor | int = 0) -> None:
-        """Begin at `start`, `(num_envs,)` or a number."""
+        """Begin at `start`, `(num_envs,)` or a number.
+
+        Raises:
+            UserError: there is no level, or `start` is none of them.
+        """
+        levels = torch.as_tensor(start)
+        if count < 1 or not ((levels >= 0) & (levels < count)).all():
+            raise _error(env, f"Levels({count}, {start})", "0 <= start < count")
         self._env, self._count = env, count
         if env.is_evaluation:
             start = evaluation_levels(env, count)
@@ -155,6 +175,11 @@ def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
     levels = torch.tensor(numbers, device=env.device)[places]
     env.evaluated = env.evaluated or EvaluatedLevels(levels, tuple(sorted({*numbers})))
     return levels.clone()
+
+
+def _error(env: Env[Any], what: str, wanted: str) -> UserError:
+    """Return the error of a helper that is made with wrong numbers."""
+    return UserError(f"{type(env).__name__}: the numbers of {what} must be {wanted}.")
 
 
 def _check_values(helper: Delay | History, values: torch.Tensor) -> None:
