@@ -280,15 +280,23 @@ class Misshapen(ReachEnv):
     what: ClassVar[str]
 
     def observe(self) -> Any:
-        groups = super().observe()
+        groups: dict[str, Any] = super().observe()
         if self.what == "no critic":
             del groups["critic"]
+        if self.what == "array":
+            groups["actor"] = groups["actor"].numpy()
         return self.sim.qpos if self.what == "tensor" else groups
 
     def rewards(self) -> Any:
-        terms = super().rewards()
+        terms: dict[str, Any] = super().rewards()
         columns = {k: v.unsqueeze(1) for k, v in terms.items()}
+        if self.what == "number":
+            terms["alive"] = 1.0
         return columns if self.what == "column" else terms
+
+    def metrics(self) -> Any:
+        one = torch.ones(self.num_envs)
+        return {"three": (one, one, one)} if self.what == "three" else super().metrics()
 
     def debug_vis(self) -> Any:
         flat = torch.zeros(self.num_envs, 2)
@@ -309,6 +317,9 @@ class Misshapen(ReachEnv):
         ("no critic", r"observe\(\) has actor; it must have actor and critic"),
         ("column", r"rewards\(\)\['alive'\] is \(2, 1\) on cpu; it must be a tensor \(2,\) on cpu"),
         ("float mask", r"terminated\(\) is torch.float32, not torch.bool"),
+        ("number", r"rewards\(\)\['alive'\] is float; it must be a tensor \(2,\) on cpu"),
+        ("three", r"metrics\(\)\['three'\] is tuple; it must be a tensor"),
+        ("array", r"observe\(\)\['actor'\] is ndarray; it must be a tensor"),
         ("tensor", r"observe\(\) must return a dictionary"),
         ("flat arrow", r"debug_vis\(\)\['target'\] is \(2, 2\)"),
         ("weight of nothing", r"reward_weights\(\) names bonus; rewards\(\) has alive, effort"),

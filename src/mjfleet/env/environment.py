@@ -241,10 +241,10 @@ class Env(StatefulEnv[C]):
         is 0 is not called; its term is 0."""
         found = {}
         for name, term in terms.items():
-            if isinstance(term, torch.Tensor):
-                found[name] = term
-            else:
+            if callable(term):
                 found[name] = torch.zeros_like(self._one) if name in self._off else term()
+            else:
+                found[name] = term
         return found
 
     def _prepare_statistics(self) -> None:

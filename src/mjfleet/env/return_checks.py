@@ -11,6 +11,7 @@ COLUMNS = {"terminated": None, "observe": "size", "rewards": None, "metrics": No
 """Second dimension of what a method returns: any size but 0, or an image's three; None: there is
 none."""
 MAY_BE_EMPTY = ("metrics", "debug_vis")
+"""These may also return pairs."""
 
 
 def observation_sizes(env: Any) -> dict[str, int | tuple[int, ...]]:
@@ -44,7 +45,8 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if not isinstance(found, dict) or not (found or method in MAY_BE_EMPTY):
             raise UserError(f"{where} must return a dictionary of names to tensors.")
         for key, value in found.items():
-            for part in value if isinstance(value, tuple) else (value,):
+            is_pair = method in MAY_BE_EMPTY and isinstance(value, tuple) and len(value) == 2
+            for part in value if is_pair else (value,):
                 _check(f"{where}[{key!r}]", part, COLUMNS[method], env)
         if method == "observe" and not found.keys() >= {"actor", "critic"}:
             raise UserError(f"{where} has {', '.join(found)}; it must have actor and critic.")
@@ -85,7 +87,7 @@ def _check(what: str, value: Any, columns: str | int | None, env: Any) -> None:
     if columns == "size":
         wanted += f" or ({env.num_envs}, channels, height, width)"
         sizes = shape[1:] if len(shape) in (2, 4) and all(shape[1:]) else sizes
-    where = getattr(value, "device", env.device)
-    if shape != (env.num_envs, *sizes) or where.type != env.device.type:
-        found = f"{shape} on {where}" if isinstance(value, torch.Tensor) else type(value).__name__
+    is_tensor = isinstance(value, torch.Tensor)
+    if not is_tensor or shape != (env.num_envs, *sizes) or value.device.type != env.device.type:
+        found = f"{shape} on {value.device}" if is_tensor else type(value).__name__
         raise UserError(f"{what} is {found}; it must be a tensor {wanted} on {env.device}.")
