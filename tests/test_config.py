@@ -232,6 +232,26 @@ class OddConfig(EnvConfig):
     odd: Any = None
 
 
+class BareConfig(EnvConfig):
+    """What a task's author may forget: the decorator."""
+
+    decimation: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class UntypedConfig(EnvConfig):
+    """What a task's author may forget: the type."""
+
+    decimation = 4
+
+
+def test_values_that_would_not_count_are_refused() -> None:
+    with pytest.raises(UserError, match="BareConfig needs @dataclass"):
+        BareConfig()
+    with pytest.raises(UserError, match=r"UntypedConfig\.decimation needs a type"):
+        UntypedConfig()
+
+
 @pytest.mark.parametrize("value", [{1, 2}, object(), [b"x"], {(0, 1): 2.0}])
 def test_a_value_that_no_file_can_hold_is_named(value: Any) -> None:
     with pytest.raises(UserError, match=r"`odd` holds .* a configuration holds numbers, text"):

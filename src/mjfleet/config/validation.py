@@ -111,8 +111,16 @@ class Checked:
                     lambda v, kind=kind: isinstance(v, kind | None), f"{kind.__name__}(...)"
                 )
                 check(self, **{field.name: must})
+        names = {field.name for field in fields(cast(Any, self))}
         for owner in type(self).__mro__:
-            for name, hint in get_annotations(owner).items():
+            hints = get_annotations(owner)
+            if hints and is_dataclass(owner) and "__dataclass_fields__" not in vars(owner):
+                text = "@dataclass(frozen=True, kw_only=True), or its values do not count"
+                raise UserError(f"{owner.__name__} needs {text}.")
+            for name in names & vars(owner).keys() - hints.keys():
+                text = f"a type, `{name}: ... = ...`, or it does not count"
+                raise UserError(f"{owner.__name__}.{name} needs {text}.")
+            for name, hint in hints.items():
                 for rule in getattr(hint, "__metadata__", ()):
                     if isinstance(rule, Rule):
                         check(self, **{name: rule})
