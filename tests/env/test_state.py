@@ -119,6 +119,7 @@ def test_state_is_written_in_place_alone() -> None:
     ("setup", "message"),
     [
         (lambda env: [env.add_state("a"), env.add_state("a")], "called twice"),
+        (lambda env: env.add_state("commands", 3), "has something of this name; choose another"),
         (lambda env: env.add_state("a", 0), "whole numbers above 0"),
         (lambda env: env.add_state("a", 2, start=torch.zeros(3)), r"`start` a number or \(4, 2\)"),
         (

@@ -54,13 +54,17 @@ class StatefulEnv(EnvContract[C]):
             The tensor, `(num_envs, *size)`.
 
         Raises:
-            UserError: it is called outside `setup` or twice, or an argument is not as above.
+            UserError: it is called outside `setup` or twice, the environment has something else of
+                this name, or an argument is not as above.
         """
         if self._is_set_up:
             raise UserError(
                 f"{type(self).__name__}: add_state({name!r}) is called outside `setup`, where "
                 "state is declared, and Delay, History, Timer and Levels are made."
             )
+        if hasattr(self, name) and name not in self._states.of_envs | self._states.shared:
+            text = "the environment has something of this name; choose another"
+            raise UserError(f"{type(self).__name__}: add_state({name!r}): {text}.")
         if "." in name:
             same = [k for k in self._states.of_envs if k == name or k.startswith(f"{name}_")]
             name = f"{name}_{len(same) + 1}" if same else name
