@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import mujoco
+import pytest
 import torch
 
 from mjfleet.env.factory import build_env
+from mjfleet.errors import UserError
 
 from .test_env import BUNDLED
 
@@ -25,3 +28,11 @@ def test_room_on_warp_is_what_a_short_run_needs_unless_it_is_given() -> None:
     assert use is not None
     assert 1.0 < use.contacts < use.nconmax == 17
     assert 4 < use.constraints < use.njmax < 128
+
+
+def test_a_model_that_is_not_compiled_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = BUNDLED["cartpole-balance"]
+    kind = found.load(found.task.env_class)
+    monkeypatch.setattr(kind, "make_model", classmethod(lambda cls, cfg: mujoco.MjSpec()))
+    with pytest.raises(UserError, match=r"make_model\(\) returns MjSpec; .* spec.compile\(\)"):
+        build_env(found, found.defaults(), "native", "cpu", 1)

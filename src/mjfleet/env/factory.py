@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
+import mujoco
 import torch
 
 from mjfleet.config import EnvConfig, TrainConfig
@@ -67,6 +68,11 @@ def build_env(
         num_envs, seed = shard.count, shard.seed
     cfg = replace(config.env, num_envs=num_envs)
     model = env_class.make_model(cfg)
+    if not isinstance(model, mujoco.MjModel):
+        raise UserError(
+            f"{env_class.__name__}.make_model() returns {type(model).__name__}; it must return a "
+            "mujoco.MjModel: that of a mujoco.MjSpec is spec.compile()."
+        )
     if device == "cpu":
         state = model.nq + 2 * model.nv + model.na + model.nu + 6 * model.nbody
         check_fits(f"the states of {num_envs} environments", 4 * num_envs * state)
