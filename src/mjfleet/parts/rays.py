@@ -103,6 +103,8 @@ class Rays:
             local = _unit_pattern(pattern, offset)
             if not 0 < max_distance < math.inf:
                 raise UserError(f"max_distance is {max_distance}; it must be above 0.")
+            if not math.isfinite(miss):
+                raise UserError(f"miss is {miss}; it must be finite.")
             if self.alignment not in get_args(Alignment):
                 allowed = ", ".join(get_args(Alignment))
                 raise UserError(f"alignment is {alignment!r}; it must be one of {allowed}.")
@@ -164,8 +166,10 @@ def _unit_pattern(pattern: Pattern, offset: Sequence[float]) -> torch.Tensor:
     if starts.shape != directions.shape or starts.shape[1:] != (3,) or not len(starts):
         given = f"{tuple(starts.shape)} and {tuple(directions.shape)}"
         raise UserError(f"starts and directions are {given}; both must be (rays, 3).")
-    units = directions / directions.norm(dim=1, keepdim=True)
-    local = torch.stack((starts + torch.tensor(offset) + ASIDE, units)).unsqueeze(1)
+    units, shift = directions / directions.norm(dim=1, keepdim=True), torch.tensor(offset)
+    if shift.shape != (3,):
+        raise UserError(f"offset is {offset}; it must be three numbers.")
+    local = torch.stack((starts + shift + ASIDE, units)).unsqueeze(1)
     if not local.isfinite().all():
         raise UserError("a start or the offset is not finite, or a direction has no length.")
     return local
