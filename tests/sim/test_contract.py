@@ -229,6 +229,8 @@ def test_a_field_cannot_be_replaced(engine: str) -> None:
     sim = build(engine, load("arm"))
     with pytest.raises(AttributeError, match="in place"):
         sim.ctrl = torch.zeros(WORLDS, 2)
+    with pytest.raises(AttributeError, match="no field 'ctrls'; did you mean 'ctrl'"):
+        sim.ctrls = torch.zeros(WORLDS, 2)
     sim.ctrl += 1.0
     assert sim.ctrl.min() == 1.0
 

@@ -218,7 +218,9 @@ class Simulation(ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # `sim.ctrl += x` comes here too, with the tensor that is bound already.
-        if name in FIELDS and self.__dict__.get(name) is not value:
+        is_field = name in FIELDS or (isinstance(value, torch.Tensor) and not name.startswith("_"))
+        if is_field and self.__dict__.get(name) is not value:
+            getattr(self, name)  # A wrong name is an error that lists the valid ones.
             raise AttributeError(
                 f"write in place, `sim.{name}[:] = ...`: fields stay where they are"
             )
