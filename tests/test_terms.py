@@ -66,6 +66,11 @@ def test_vectors_turn_into_a_bodys_frame_as_mujoco_turns_them() -> None:
         assert found.numpy() == pytest.approx(expected, abs=1e-12)
 
 
+def test_a_vector_of_a_task_may_be_less_precise_than_the_simulation() -> None:
+    quaternion = torch.tensor([[0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    assert terms.in_frame(quaternion, torch.ones(1, 3)).tolist() == [[-1.0, -1.0, 1.0]]
+
+
 def test_a_phase_begins_anew_after_each_period() -> None:
     found = terms.phase(torch.tensor([0, 10, 40]), step_dt=0.02, period=0.8)
     assert found.numpy() == pytest.approx(np.array([[0, 1], [1, 0], [0, 1]]), abs=1e-6)

@@ -167,6 +167,7 @@ def in_frame(quaternion: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     `sim.qvel[:, 3:6]`, is in the body's frame already. All three's `base_lin_vel`.
     """
     w, axis = quaternion[:, :1], -quaternion[:, 1:]
+    vector = vector.to(axis.dtype)  # A task's state is float32, MuJoCo's float64.
     turned = 2 * torch.linalg.cross(axis, vector)
     return vector + w * turned + torch.linalg.cross(axis, turned)
 
