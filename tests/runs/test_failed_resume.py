@@ -17,6 +17,7 @@ TASK = "mine-balance"
 BUNDLED = discover({}).tasks["cartpole-balance"].folder
 SETUP = "\n    def setup(self) -> None:\n        {}\n\n    def reset_worlds("
 APPLY = "-> None:\n        {}\n        self.sim.ctrl[:]"
+TWICE = "self.observe = lambda: {k: v.repeat(1, 2) for k, v in type(self).observe(self).items()}"
 MISTAKE = 'from mjfleet.errors import UserError\n        raise UserError("no luck")'
 
 
@@ -24,7 +25,8 @@ def write_task(tmp_path: Path) -> Path:
     """Write a task, `mine`, that can be broken; returns its folder."""
     task = shutil.copytree(BUNDLED, tmp_path / "tasks" / "mine")
     config = task / "config.py"
-    config.write_text(config.read_text().replace('"cartpole-', '"mine-'))
+    text = config.read_text().replace("observation_sizes=SIZES,", "")
+    config.write_text(text.replace('"cartpole-', '"mine-'))
     return task
 
 
@@ -60,9 +62,11 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
     resume = ("train", TASK, "--resume", older, "--agent.max-iterations", "8")
 
     # The user's mistakes.
+    said = ""
     for flags, changes in (
         (("--agent.actor.hidden-dims", "8"), {}),
         (("--cpu-workers", "2"), {"setup": MISTAKE}),
+        ((), {"setup": TWICE}),
         ((), {"reward": "other"}),
     ):
         edit(task, **changes)
@@ -70,7 +74,9 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
         assert result.returncode == 2, result.stderr
         assert everything(run_dir) == before
         assert [path.name for path in (tmp_path / "logs" / TASK).iterdir()] == [run_dir.name]
-    assert "its rewards were ['balance'], and are ['other'] now" in result.stderr
+        said += result.stderr
+    assert "or begin a new run, by --init-from if its actor still fits." in said
+    assert "its rewards were ['balance'], and are ['other'] now" in said
 
     # Faults.
     own = ("run.json", "failures", "torchrunx")

@@ -155,16 +155,17 @@ class Checkpointer:
     def _check_signals(self, path: Path, own: dict[str, Any]) -> None:
         """Raise UserError if a run would mix rewards, observations or actions of two kinds."""
         then, now = own.get("signals", {}), self._signals()
-        changed = [
-            f"{kind} were {then[kind]}, and are {now[kind]} now"
-            for kind in now
-            if kind in then and then[kind] != now[kind]
-        ]
+        changed = [kind for kind in now if kind in then and then[kind] != now[kind]]
         if changed:
+            found = "; its ".join(f"{k} were {then[k]}, and are {now[k]} now" for k in changed)
+            advice = (
+                "begin a run of its own by --fork, or one with its networks alone by --init-from"
+            )
+            if changed != ["rewards"]:  # Networks of other sizes.
+                advice = "or begin a new run, by --init-from if its actor still fits"
             raise UserError(
-                f"the task's code has changed since {path.name}: its {'; its '.join(changed)}. The "
-                "run cannot continue with others: undo the change, begin a run of its own by "
-                "--fork, or one with its networks alone by --init-from."
+                f"the task's code has changed since {path.name}: its {found}. The run cannot "
+                f"continue with others: undo the change, {advice}."
             )
 
     def _signals(self) -> dict[str, Any]:
