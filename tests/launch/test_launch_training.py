@@ -1,6 +1,7 @@
 """What `train` does before workers start: how long training is, and signals meanwhile."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from mjfleet.cli.train import train
 from mjfleet.errors import UserError
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, TESTS, Start
+from ..conftest import PATIENCE, REPOSITORY, TESTS, Run, Start
 
 TRAINED = str(TESTS / "data/cartpole-balance-9159368")  # 3 iterations of 256 steps.
 SMALL = ("--env.num-envs", "8", "--agent.num-steps-per-env", "32", "--gpu-ids", "None")
@@ -68,3 +69,20 @@ def test_a_signal_while_git_runs_leaves_nothing(tmp_path: Path, start: Start) ->
     assert not errors
     assert [path.name for path in tmp_path.iterdir()] == ["bin"]
     assert not Path("/proc", Path(f"{slow}.pid").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize(("fault", "code"), [("", 0), ("\nraise OSError('odd')", 2)])
+def test_a_thread_that_a_task_has_left_does_not_keep_the_command(
+    tmp_path: Path, run: Run, fault: str, code: int
+) -> None:
+    task = shutil.copytree(REPOSITORY / "tasks/cartpole", tmp_path / "tasks/threads")
+    config = (task / "config.py").read_text().replace('"cartpole-', '"threads-')
+    (task / "config.py").write_text(config)
+    with (task / "env.py").open("a") as file:
+        left = "threading.Thread(target=time.sleep, args=(600,), name='left').start()"
+        file.write(f"\nimport threading, time\n{left}{fault}\n")
+    brief = "import mjfleet.cli.run_command as module; module.THREAD_SECONDS = 0.1"
+    flags = (*SMALL, "--agent.max-iterations", "1")
+    result = run("train", "threads-balance", *flags, prelude=brief)
+    assert result.returncode == code
+    assert result.stderr.endswith("threads still run after 0.1 s, and end now: left\n")

@@ -17,7 +17,7 @@ from secrets import token_hex
 from tempfile import TemporaryFile, gettempdir
 
 from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.cli.run_command import run_command
+from mjfleet.cli.run_command import run_and_exit
 from mjfleet.errors import UserError
 from mjfleet.utils.child_process import KEEP, ChildProcess, python_module
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent, stop_with_parent
@@ -119,7 +119,7 @@ def main() -> None:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        sys.exit(run_command(mjfleet, sys.argv[1:]))
+        run_and_exit(mjfleet)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

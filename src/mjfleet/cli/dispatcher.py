@@ -1,10 +1,9 @@
 """`mjfleet <command>`: finds the command and runs it. Runs in the process that the user started."""
 
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from mjfleet.cli.run_command import run_command
+from mjfleet.cli.run_command import run_and_exit
 from mjfleet.errors import UserError
 
 COMMANDS = {
@@ -33,7 +32,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    sys.exit(run_command(mjfleet, sys.argv[1:]))
+    run_and_exit(mjfleet)
 
 
 def mjfleet(arguments: Sequence[str]) -> int:

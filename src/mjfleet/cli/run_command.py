@@ -5,8 +5,10 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from mjfleet.errors import RankError, Stopped, UserError, WorkerError
 from mjfleet.utils.console import discard, open_streams, print_error
@@ -17,11 +19,34 @@ from mjfleet.utils.parent_death import mistakes_for_parent
 MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 LOCAL_RANK_0_SECONDS = 3.0
 """How long the other workers of a host leave its first one to print the error they all have."""
+THREAD_SECONDS = 5.0  # How long a command waits at its end for the threads of a task.
 WRONG_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG,
 }  # fmt: skip
 """What the system says of a file that was named wrongly, or that the user may not use."""
+
+
+def run_and_exit(command: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Run a command with this process's arguments, and exit with its exit code.
+
+    Python would wait for ever for a thread that a task has left.
+    """
+    code = run_command(command, sys.argv[1:])
+    here, threads = threading.current_thread(), threading.enumerate()
+    others = [thread.name for thread in threads if not thread.daemon and thread is not here]
+
+    def give_up() -> None:
+        print_error(
+            f"threads still run after {THREAD_SECONDS:g} s, and end now: {', '.join(others)}"
+        )
+        os._exit(code)
+
+    if others:
+        timer = threading.Timer(THREAD_SECONDS, give_up)
+        timer.daemon = True
+        timer.start()
+    sys.exit(code)
 
 
 def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

@@ -1,7 +1,6 @@
 """The command `train`, also `mjfleet train` and `python -m mjfleet.cli.train`."""
 
 import os
-import sys
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 
 from mjfleet.cli.help import print_help
 from mjfleet.cli.rank_0 import Chosen, choose_on_rank_0
-from mjfleet.cli.run_command import run_command
+from mjfleet.cli.run_command import run_and_exit
 from mjfleet.cli.start import Sources, find_code, find_sources, read_start, start_from
 from mjfleet.config import TrainConfig
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
@@ -38,7 +37,7 @@ EXCLUSIVE = {
 
 
 def main() -> None:
-    sys.exit(run_command(train, sys.argv[1:]))
+    run_and_exit(train)
 
 
 def train(arguments: Sequence[str]) -> int:

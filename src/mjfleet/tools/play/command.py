@@ -2,13 +2,12 @@
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mjfleet.cli.run_command import run_command
+from mjfleet.cli.run_command import run_and_exit
 from mjfleet.config import EnvConfig, TrainConfig
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known
 from mjfleet.config.launch_config import GpuRequest
@@ -100,7 +99,7 @@ class PlayArguments(Checked):
 
 
 def main() -> None:
-    sys.exit(run_command(play, sys.argv[1:]))
+    run_and_exit(play)
 
 
 def play(arguments: Sequence[str]) -> int:
