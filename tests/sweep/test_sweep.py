@@ -73,9 +73,12 @@ def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = (*SPACE[:2], *FLAGS, "--agent.max-iterations", "1", "--trials", "1")
+    flags += ("--agent.run-name", "two words")
     done = run("mjfleet", "sweep", TASK, *flags)
     assert done.returncode == 0, done.stderr
     folder = only_run(tmp_path)
+    path = folder.relative_to(tmp_path)
+    assert f" by train --config '{path}/best.yaml'\nmjfleet report '{path}'\n" in done.stdout
     assert read_record(folder / "trial_0")["status"] == "finished"
     best = yaml.safe_load((folder / "best.yaml").read_text())
     assert best["agent"]["algorithm"]["learning_rate"] == 1e-3

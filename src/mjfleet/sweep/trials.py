@@ -3,6 +3,7 @@
 A trial is an ordinary run, whose metrics are read from its directory.
 """
 
+import shlex
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -54,13 +55,13 @@ def run_trials(group: GroupFolder, study: Study, shares: Sequence[Share]) -> int
         raise
     write_results(study, group.path)  # Trials of other machines may have ended since.
     if best := study.best():
-        print_line(
-            f"best: {study.metric} {best.value:.4g} by train --config {group.path}/best.yaml"
-        )
+        file = shlex.quote(f"{group.path}/best.yaml")
+        print_line(f"best: {study.metric} {best.value:.4g} by train --config {file}")
     if is_hopeless := trials.failures >= FAILURES_IN_A_ROW:
         print_line(f"stopped after {FAILURES_IN_A_ROW} failed trials in a row: {trials.cause}")
     is_open = is_hopeless or signal is not None or bool(study.unfinished())
-    print_line(f"mjfleet {'sweep --resume' if is_open else 'report'} {group.path}")
+    path = shlex.quote(str(group.path))
+    print_line(f"mjfleet {'sweep --resume' if is_open else 'report'} {path}")
     is_done = not is_open and best is not None
     group.end("stopped" if signal else "finished" if is_done else "failed")
     return 128 + signal if signal else 0 if is_done else FAILED
