@@ -368,6 +368,27 @@ def test_what_native_leaves_out_changes_no_bit(balls: int, bodies: str, off: int
     assert sim.qpos[0].tolist() == data.qpos.tolist()
 
 
+MIXED = """<body pos="0 0 0.1"><freejoint/>
+  <geom type="box" size="0.1 0.1 0.1"/><geom size="0.1" pos="0.2 0 0"/>
+  <body pos="0.1 0 0.15"><joint axis="0 1 0"/><geom size="0.1"/></body></body>"""
+CLOTH = """<geom size="0.1"/><flexcomp name="cloth" type="grid" dim="2" count="6 6 1" pos="0 0 0.15"
+  spacing="0.05 0.05 0.05" mass="1" radius="0.01"><edge equality="true"/></flexcomp>"""
+
+
+@pytest.mark.parametrize("bodies", [MIXED, CLOTH])
+def test_native_keeps_the_midphase_where_it_sorts_contacts(bodies: str) -> None:
+    model = mujoco.MjModel.from_xml_string(f"""
+        <mujoco>
+          <option><flag filterparent="disable"/></option>
+          <worldbody><geom type="plane" size="2 2 1"/>{bodies}</worldbody>
+        </mujoco>
+    """)
+    sim, data = build("native", model), mujoco.MjData(model)
+    sim.step(100)
+    mujoco.mj_step(model, data, 100)
+    assert sim.qpos[0].tolist() == data.qpos.tolist()
+
+
 def test_warp_takes_flags_of_parts_that_it_lacks() -> None:
     model = load("box")
     plain = build("warp", model)

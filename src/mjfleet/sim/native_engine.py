@@ -159,7 +159,23 @@ def _only_costs(model: mujoco.MjModel) -> int:
     flags = 0
     if model.ntree <= 1 and not model.opt.enableflags & int(mujoco.mjtEnableBit.mjENBL_SLEEP):
         flags |= int(mujoco.mjtDisableBit.mjDSBL_ISLAND)  # There is one island.
-    collides = (model.geom_contype | model.geom_conaffinity) != 0
-    if np.bincount(model.geom_bodyid[collides], minlength=1).max() <= FEW_GEOMS:
+    if not model.nflex and _needs_no_midphase(model):
         flags |= int(mujoco.mjtDisableBit.mjDSBL_MIDPHASE)
     return flags
+
+
+def _needs_no_midphase(model: mujoco.MjModel) -> bool:
+    """Return whether bodies have few geoms, and contacts come in the same order without midphase.
+
+    The midphase sorts contacts by their geoms, of which that of the lower type is the first.
+    """
+    types, affinities = model.geom_contype, model.geom_conaffinity
+    used = np.flatnonzero(types | affinities)
+    types, affinities, bodies = types[used], affinities[used], model.geom_bodyid[used]
+    counts = np.bincount(bodies, minlength=1)
+    if counts.max() > FEW_GEOMS:
+        return False
+    collide = np.bitwise_and.outer(types, affinities) != 0
+    is_lower = np.less.outer(model.geom_type[used], model.geom_type[used])
+    is_later = np.greater.outer(bodies, bodies) & (np.maximum.outer(*2 * (counts[bodies],)) > 1)
+    return not (is_later & is_lower & (collide | collide.T)).any()
