@@ -18,6 +18,9 @@ SETTING = re.compile(
 OF_URDF = 'fusestatic="false" discardvisual="false" strippath="false"'
 """With these, feet keep their names, and the root its inertia."""
 WORLD = re.compile(r"""<link\s[^>]*\bname\s*=\s*["']world["']""")
+LINK = re.compile(r"""<link\s+name\s*=\s*["']([^"']+)["']\s*(?:/>|>(.*?)</link>)""", re.DOTALL)
+JOINT = re.compile(r"""<joint\s[^>]*\btype\s*=\s*["'](\w+)["'][^>]*>(.*?)</joint>""", re.DOTALL)
+OF_JOINT = re.compile(r"""<(parent|child)\s+link\s*=\s*["']([^"']+)["']""")
 
 
 class Source:
@@ -30,11 +33,18 @@ class Source:
     def __init__(self, file: Path, target: Path) -> None:
         if not file.is_file():
             raise UserError(f"--from is {str(file)!r}; there is no such file.")
+        if file.suffix not in (".xml", ".urdf"):
+            raise UserError(
+                f"--from is {str(file)!r}; it must be MJCF (.xml) or URDF (.urdf), to which xacro "
+                "turns its own files."
+            )
         self._folder, self._target = file.parent.resolve(), target
         beside = sorted(path for path in self._folder.iterdir() if path.is_dir())
         self._places = [self._folder, *beside]
         """Where files are looked for."""
-        self._models, warnings = list[Path](), list[str]()
+        self._models, self.questions, warnings = list[Path](), list[str](), list[str]()
+        self.is_fixed = False
+        """Whether the file fixes the robot to the world, as a URDF does by a link of that name."""
         mujoco.set_mju_user_warning(warnings.append)
         try:
             copy = target / self._copy(self._folder / file.name, is_model=True)
@@ -44,9 +54,7 @@ class Source:
         text = copy.read_text(encoding="utf-8")
         if "<robot" in text:  # What a fixed link does not weigh is no mass of its shape.
             self.spec.compiler.inertiafromgeom = mujoco.mjtInertiaFromGeom.mjINERTIAFROMGEOM_FALSE
-        self.is_fixed = WORLD.search(text) is not None
-        """Whether the file fixes the robot to the world, as a URDF does by a link of that name."""
-        self.questions = [f"Is this meant? {' '.join(text.split())}" for text in warnings]
+        self.questions += [f"Is this meant? {' '.join(text.split())}" for text in warnings]
         for copy in self._models:
             copy.unlink()
 
@@ -86,7 +94,22 @@ class Source:
             return text
         if "<compiler" not in text:
             text = re.sub(r"(<robot\b[^>]*>)", r"\1<mujoco><compiler/></mujoco>", text, count=1)
-        return text.replace("<compiler", f"<compiler {OF_URDF}", 1)
+        return self._on_base(text.replace("<compiler", f"<compiler {OF_URDF}", 1))
+
+    def _on_base(self, text: str) -> str:
+        """Return a URDF whose root is the robot's base: a frame below it, such as base_footprint,
+        becomes the world."""
+        self.is_fixed = WORLD.search(text) is not None
+        joints = [(kind, dict(OF_JOINT.findall(content))) for kind, content in JOINT.findall(text)]
+        children = {of["child"] for _, of in joints if "child" in of}
+        for name, content in LINK.findall(text):
+            kinds = [kind for kind, of in joints if of.get("parent") == name]
+            is_frame = "<collision" not in content and "<inertial" not in content
+            if name != "world" and name not in children and is_frame and kinds == ["fixed"]:
+                self.questions.append(f"Is the frame `{name}` needed? It is left out.")
+                of_frame = rf"""(<link\s+name|<parent\s+link)(\s*=\s*)["']{re.escape(name)}["']"""
+                return re.sub(of_frame, r'\1\2"world"', text)
+        return text
 
     def _find(self, value: str, where: str) -> Path:
         """Return the file that an element names by `value`: its whole path or, inside of the
