@@ -21,8 +21,10 @@ from ..conftest import REPOSITORY, Run, only_run, rows
 from .own_robots import (
     BIPED,
     HAND,
+    LEGS,
     PELVIS,
     QUADRUPED,
+    leg,
     urdf_arm,
     urdf_joint,
     urdf_link,
@@ -163,6 +165,84 @@ def test_legs_bend_as_their_ranges_let_them_with_feet_below_hips(tmp_path: Path)
     straight = make("straight", tmp_path / "robot.xml")
     assert not model_of(straight).key_qpos[0, 7:].any()
     assert "bend legs; joints are at 0" in (straight / "README.md").read_text()
+
+
+def test_a_leg_of_four_joints_without_an_ankle_bends(tmp_path: Path) -> None:
+    text = QUADRUPED
+    for name in FEET:
+        roll = f'<joint name="{name}_roll"'
+        yaw = f'<joint name="{name}_yaw" axis="0 0 1" range="-40 40"/>'
+        text = text.replace(roll, yaw + roll)
+    (tmp_path / "robot.xml").write_text(text)
+    model = model_of(make("four", tmp_path / "robot.xml"))
+    legs = model.key_qpos[0, 7:].reshape(4, 4)
+    assert np.abs(legs[:, :2]).max() < 0.2
+    assert legs[:, 2:] == pytest.approx(np.tile((0.8, -1.6), (4, 1)), abs=0.1)
+
+
+def test_a_very_small_robot_stands_with_a_shorter_physics_step(tmp_path: Path) -> None:
+    def scaled(factor: float) -> Callable[[re.Match[str]], str]:
+        return lambda found: " ".join(
+            [f'{found[1]}="', *(f"{factor * float(x):.5g}" for x in found[2].split()), '"']
+        )
+
+    text = re.sub(r'(pos|size|fromto)="([^"]*)"', scaled(0.05), QUADRUPED)
+    (tmp_path / "robot.xml").write_text(re.sub(r'(mass)="([^"]*)"', scaled(1e-4), text))
+    model = model_of(make("tiny", tmp_path / "robot.xml"))
+    data = mujoco.MjData(model)
+    mujoco.mj_resetDataKeyframe(model, data, 0)
+    height = data.qpos[2].item()
+    mujoco.mj_step(model, data, round(2 / model.opt.timestep))
+    assert 0.8 * height < data.qpos[2] <= height
+    assert not any(warning.number for warning in data.warning)
+
+
+def test_a_frame_below_the_base_does_not_hide_legs(tmp_path: Path) -> None:
+    file = write_robots(tmp_path / "sources")["biped"]
+    up = urdf_joint("up", "base_footprint", "pelvis", "0 0 0.8")
+    frame = f'<link name="base_footprint"/>{up}'
+    file.write_text(BIPED.replace("</robot>", f"{frame}</robot>"))
+    folder = make("biped", file)
+    assert 'base = "pelvis"' in (folder / "env.py").read_text()
+    assert "Is the frame `base_footprint` needed?" in (folder / "README.md").read_text()
+
+
+def test_a_robot_that_is_turned_stands_on_the_same_legs(tmp_path: Path) -> None:
+    legs = leg("R", 0, -0.06) + leg("L", 0, 0.06)
+    turned = '<body name="body" quat="0.7071 0 0 0.7071" pos="0 0 0.4">'
+    text = QUADRUPED.replace(LEGS, legs).replace('<body name="body" pos="0 0 0.4">', turned)
+    (tmp_path / "robot.xml").write_text(text)
+    assert MARKS["legged"] in (make("turned", tmp_path / "robot.xml") / "env.py").read_text()
+
+
+def test_feet_do_not_depend_on_ground_of_the_files_own(tmp_path: Path) -> None:
+    ground = '<worldbody><geom name="ground" type="box" size="9 9 0.1" pos="0 0 -0.1"/>'
+    (tmp_path / "robot.xml").write_text(QUADRUPED.replace("<worldbody>", ground))
+    folder = make("ground", tmp_path / "robot.xml")
+    assert '"FR_calf_foot"' in (folder / "env.py").read_text()
+    assert "beside the robot, `ground`, needed?" in (folder / "README.md").read_text()
+
+
+SPHERE = '<geom type="sphere" size="0.02" pos="0 0 -0.15" mass="0.05"/>'
+TOE = f"""{SPHERE}<body pos="0 0 -0.15"><geom type="sphere" size="0.02" mass="0.05"/>
+    <joint {{}}/></body>"""
+ASKED = {
+    "legs that lie": (HAND, "Does it stand on legs? It does not with joints at 0, and `palm` is "
+                      "fixed to the world"),
+    "passive feet": (QUADRUPED.replace(SPHERE, TOE.format('type="slide" range="-0.02 0" '
+                     'axis="0 0 1" stiffness="8000"')), "Which joints have motors? `joint_"),
+    "toes": (QUADRUPED.replace(SPHERE, TOE.format('axis="0 1 0" range="-5 5"')),
+             "May `FR_calf`, `FL_calf`, `RR_calf`, `RL_calf` touch the ground, too?"),
+    "legs without ranges": (re.sub(r' range="[^"]*"', "", QUADRUPED),
+                            "Are `FR_roll`, `FR_pitch`, `FL_roll`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_what_a_file_does_not_say_is_asked(tmp_path: Path, case: str) -> None:
+    text, question = ASKED[case]
+    (tmp_path / "robot.xml").write_text(text)
+    assert question in (make("robot", tmp_path / "robot.xml") / "README.md").read_text()
 
 
 def test_feet_are_found_and_named(tmp_path: Path) -> None:
@@ -368,6 +448,10 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
     "an include that leaves": (
         "robot.xml", text_of("robot.xml", '<mujoco>\n<include file="../other.xml"/></mujoco>'),
         "<include> in line 2: '../other.xml' leaves"
+    ),
+    "xacro": (
+        "robot.urdf.xacro", text_of("robot.urdf.xacro", BIPED),
+        r"it must be MJCF \(.xml\) or URDF \(.urdf\), to which xacro"
     ),
     "a link to outside": (
         "robot.urdf",

@@ -21,6 +21,13 @@ def controllers(model: mujoco.MjModel) -> np.ndarray:
     return (kp > 0) & (model.actuator_biasprm[:, 1] == -kp)
 
 
+def passive(model: mujoco.MjModel) -> np.ndarray:
+    """Return which joints only springs move, as those of feet that slide, `(njnt,)`."""
+    has_motor = np.isin(np.arange(model.njnt), model.actuator_trnid[:, 0])
+    is_slide = model.jnt_type == mujoco.mjtJoint.mjJNT_SLIDE
+    return is_slide & (model.jnt_stiffness > 0) & ~has_motor
+
+
 def drive(robot: Robot) -> None:
     """Add position actuators to joints, and velocity actuators to wheels, where there are none.
 
@@ -57,6 +64,10 @@ def drive(robot: Robot) -> None:
             new.set_to_position(torque / (SLIDE_WIDTH if is_slide else WIDTH), dampratio=0.5)
     instead = f" in place of {len(old)} others" if old else ""
     speed = f", for up to {WHEEL_SPEED} rad/s of wheels" if has_wheels else ""
+    limbs = robot.stands if has_wheels else []
+    if turning := [j for limb in limbs for j in limb.joints[:-1] if not model.jnt_limited[j]]:
+        names = ", ".join(f"`{model.joint(j).name}`" for j in turning)
+        robot.questions.append(f"Are {names} wheels? They are driven as such, without ranges.")
     spec.key(HOME).ctrl = []
     robot.added.append(f"{len(chosen)} actuators{instead}, with gains from their limits{speed}")
     if assumed:
@@ -74,6 +85,7 @@ def _independent(robot: Robot) -> list[int]:
     is_joint = (model.eq_type == mujoco.mjtEq.mjEQ_JOINT) & (model.eq_active0 > 0)
     joints = {limb.joints[0] for limb in robot.limbs} if robot.is_closed else {*robot.joints}
     joints -= {*model.eq_obj1id[is_joint].tolist()}
+    joints -= {*np.flatnonzero(passive(model)).tolist()}
     if not (chosen := [j for j in sorted(joints) if model.jnt_type[j] != BALL]):
         raise UserError("there is no joint that an actuator could move.")
     return chosen

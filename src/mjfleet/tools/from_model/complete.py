@@ -5,14 +5,14 @@ import numpy as np
 from mujoco.minimize import Verbosity, least_squares
 
 from mjfleet.legged.scene import FLOOR, HOME, add_ground, add_sensors
-from mjfleet.tools.from_model.actuators import controllers, drive
+from mjfleet.tools.from_model.actuators import controllers, drive, passive
 from mjfleet.tools.from_model.robot import BALL, Limb, Robot
 
 ON_TWO, ON_MORE = 0.95, 0.7
 """Height of the hips above the feet, by that of straight legs, of robots with two legs and with
 more: as a G1 and a Go1 begin."""
-LEAST_OFF = 0.005
-"""How far from its place a foot may be after legs were bent, m."""
+LEAST_OFF = 0.01
+"""How far from its place a foot may be after legs were bent, by the height of the hips."""
 
 
 def complete(robot: Robot, is_fixed: bool) -> None:
@@ -39,12 +39,26 @@ def complete(robot: Robot, is_fixed: bool) -> None:
     if option.integrator != fast:
         option.integrator = fast
         robot.added.append("the integrator `implicitfast`, with which dampers allow longer steps")
-    if robot.feet and not robot.is_closed and option.timestep == 0.002:  # MuJoCo's own.
-        option.timestep = 0.005
-        robot.added.append("a physics step of 5 ms, which is short enough for legs")
+    if option.timestep == 0.002 and (step := _step(robot)) != option.timestep:  # MuJoCo's own.
+        option.timestep = step
+        robot.added.append(f"a physics step of {1000 * step:g} ms, which is short enough for it")
     if not (robot.feet or robot.model.actuator_ctrllimited.all()):
         robot.questions.append("What are the ranges of controls? Those without use -1 to 1.")
     robot.look()
+
+
+def _step(robot: Robot) -> float:
+    """Return a physics step, s, with which controllers do not swing up: at most 5 ms with legs."""
+    model = robot.model
+    on_joint = controllers(model) & (
+        model.actuator_trntype <= int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)
+    )
+    kp = (model.actuator_gainprm[:, 0] * model.actuator_gear[:, 0] ** 2)[on_joint]
+    dofs = model.jnt_dofadr[model.actuator_trnid[on_joint, 0]]
+    # A spring without damping swings up from kp / mass = 4 / step**2 on.
+    fastest = float((kp * model.dof_invweight0[dofs]).max(initial=0.0))
+    steps = (0.005, 0.002, 0.001) if robot.feet and not robot.is_closed else (0.002, 0.001)
+    return next((step for step in steps if fastest * step**2 < 3), 0.0005)
 
 
 def _add_scene(robot: Robot) -> None:
@@ -58,6 +72,10 @@ def _add_scene(robot: Robot) -> None:
     else:
         add_ground(spec, 0.5 * size)
         robot.added.append(f"the ground, a plane named `{FLOOR}`")
+    if others := [geom.name or geom.type.name[7:].lower() for geom in spec.worldbody.geoms
+                  if geom.name != FLOOR and geom.contype | geom.conaffinity]:  # fmt: skip
+        names = ", ".join(f"`{name}`" for name in others)
+        robot.questions.append(f"Is what the file has beside the robot, {names}, needed? It stays.")
     if not any(list(body.lights) for body in spec.bodies):
         sun = mujoco.mjtLightType.mjLIGHT_DIRECTIONAL
         spec.worldbody.add_light(name="light", pos=(0, 0, 3 * size), dir=(0.2, 0.3, -1), type=sun)
@@ -73,6 +91,13 @@ def _add_scene(robot: Robot) -> None:
 
 def _let_it_stand(robot: Robot, is_fixed: bool) -> None:
     """Add a free joint to a robot that stands on legs or wheels."""
+    if not (robot.stands or robot.arm() or is_fixed) and len(robot.limbs) > 1:
+        base = "is free" if robot.is_free else "is fixed to the world"
+        where = "the file's keyframe" if robot.model.nkey else "joints at 0"
+        robot.questions.append(
+            f"Does it stand on legs? It does not with {where}, and `{robot.base}` {base}; a "
+            f"keyframe `{HOME}` in the file, in which it stands, makes it a robot with legs."
+        )
     if robot.is_free or not robot.stands or robot.model.body_weldid[robot.root]:
         return
     ends = ", ".join(f"`{robot.model.body(limb.end).name}`" for limb in robot.stands)
@@ -138,34 +163,39 @@ def _bend_legs(robot: Robot, pose: np.ndarray) -> bool:
         False, and `pose` is as it was, if joints have no limits, or theirs do not tell how knees
         bend, or loops are closed.
     """
-    model, data = robot.model, mujoco.MjData(robot.model)
+    model, data, is_passive = robot.model, mujoco.MjData(robot.model), passive(robot.model)
     if robot.is_closed or not all(model.jnt_limited[limb.joints].all() for limb in robot.stands):
         return False
     share, bent = ON_TWO if len(robot.stands) == 2 else ON_MORE, pose.copy()
     for limb in robot.stands:
-        places, (low, high) = model.jnt_qposadr[limb.joints], model.jnt_range[limb.joints].T
-        # Where an ankle is, the sole stays flat.
-        flat = 0.3 if len(limb.joints) > 3 else 0.0
+        joints = [joint for joint in limb.joints if not is_passive[joint]]
+        places, (low, high) = model.jnt_qposadr[joints], model.jnt_range[joints].T
 
-        def foot(angles: np.ndarray, limb: Limb = limb, flat: float = flat) -> np.ndarray:
+        def foot(
+            angles: np.ndarray, flat: float, limb: Limb = limb, places: np.ndarray = places
+        ) -> np.ndarray:
             data.qpos[:] = pose
-            data.qpos[model.jnt_qposadr[limb.joints]] = angles
+            data.qpos[places] = angles
             mujoco.mj_kinematics(model, data)
             place = data.geom_xpos[limb.low].mean(axis=0)
             return np.concatenate((place, flat * data.xmat[limb.end, 6:8]))
 
-        goal = foot(np.zeros(len(places)))
-        goal[2] += (1 - share) * (data.xanchor[limb.joints[0], 2] - goal[2])
         start = np.clip(0.8 * pose[places] + 0.1 * (low + high), low, high)
+        for flat in (0.3, 0.0) if len(joints) > 3 else (0.0,):  # An ankle keeps the sole flat.
+            goal = foot(np.zeros(len(places)), flat)
+            length = data.xanchor[limb.joints[0], 2] - goal[2]
+            goal[2] += (1 - share) * length
 
-        def off(angles: np.ndarray, foot=foot, goal=goal, start=start) -> np.ndarray:
-            rows = [np.append(foot(each) - goal, 1e-3 * (each - start)) for each in angles.T]
-            return np.array(rows).T
+            def off(angles: np.ndarray, foot=foot, goal=goal, start=start, flat=flat) -> np.ndarray:
+                rows = [(*(foot(each, flat) - goal), *(1e-3 * (each - start))) for each in angles.T]
+                return np.array(rows).T
 
-        found, _ = least_squares(start, off, (low, high), verbose=Verbosity.SILENT)
-        if np.abs(foot(found) - goal)[:3].max() > LEAST_OFF:
+            found, _ = least_squares(start, off, (low, high), verbose=Verbosity.SILENT)
+            if np.abs(foot(found, flat) - goal)[:3].max() < LEAST_OFF * length:
+                bent[places] = found
+                break
+        else:
             return False
-        bent[places] = found
     pose[:] = bent
     return True
 
@@ -176,6 +206,9 @@ def _add_sensors(robot: Robot) -> None:
     if robot.is_free:
         robot.feet = [_foot(robot, limb.low) for limb in robot.stands if robot.has_legs]
         add_sensors(spec, robot.base, tuple(robot.feet))
+        if robot.feet and (above := [f"`{robot.model.body(each).name}`" for each in robot.above]):
+            others = ", ".join(above)
+            robot.questions.append(f"May {others} touch the ground, too? They are no feet here.")
     elif arm := robot.arm():
         robot.tool = _tool(robot, int(robot.model.jnt_bodyid[arm[-1]]))
         kind, site = mujoco.mjtSensor.mjSENS_FRAMEPOS, mujoco.mjtObj.mjOBJ_SITE

@@ -80,10 +80,14 @@ class Robot:
         lows = {body: min(moved.values(), default=FAR) for body, moved in heights.items()}
         self.lowest = min(lows.values())
         """Height of the robot's lowest point above the ground, m."""
-        near, self.limbs = 0.005 * model.stat.extent, list[Limb]()
+        size = np.ptp(data.xpos[list(heights)], axis=0).max()  # Without ground of the file's own.
+        near, self.limbs = 0.005 * float(size), list[Limb]()
         for end in (body for body in heights if chains[body] and body not in carrying):
             low = [geom for geom, height in heights[end].items() if height < lows[end] + near]
             self.limbs.append(Limb(end, chains[end], low))
+        self.above = [body for body in heights if body in carrying - {0}]
+        self.above = [body for body in self.above if lows[body] < self.lowest + 4 * near]
+        """Bodies that are as low as feet and carry more joints, as those of toes."""
         high = self.lowest + LOW * (data.xpos[self.root, 2] - self.lowest)
         stands = [limb for limb in self.limbs if lows[limb.end] < high]
         lies = lows[int(model.body_weldid[self.root])] < high
@@ -96,7 +100,8 @@ class Robot:
     def _are_mirrored(self, limbs: list[Limb]) -> bool:
         """Return whether each limb has a mirror image on the other side."""
         centres = [self.data.geom_xpos[limb.low].mean(axis=0) for limb in limbs]
-        places = (np.array(centres) - self.data.xpos[self.root])[:, :2]
+        axes = self.data.xmat[self.root].reshape(3, 3)
+        places = ((np.array(centres) - self.data.xpos[self.root]) @ axes)[:, :2]
         off = np.abs((places * (1, -1))[:, None] - places).max(axis=2).min(axis=1)
         near = 0.05 * np.abs(places).max()
         return bool((off < near).all() and (np.abs(places[:, 1]) > near).all())
@@ -114,7 +119,7 @@ def _only_root(model: mujoco.MjModel) -> int:
     bodies = model.jnt_bodyid[model.jnt_type != FREE]
     roots = np.unique(model.body_rootid[bodies]).tolist()
     if not roots:
-        raise UserError("no body has a joint, so that there is nothing to move.")
+        raise UserError("no body has a joint other than a free one; there is nothing to move.")
     if len(roots) > 1:
         names = ", ".join(repr(model.body(root).name) for root in roots)
         raise UserError(f"there are {len(roots)} robots with joints, the bodies {names}; name one.")
