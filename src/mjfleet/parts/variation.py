@@ -171,7 +171,7 @@ def vary(
             high, "normal") are three standard deviations from the mean, and nothing is beyond them.
         when: "start", once, or "reset", where an episode begins. Masses, inertias, centres of mass,
             armatures and sizes are drawn at the start, and what MuJoCo computes from them follows.
-        shared: whether all worlds have the same numbers.
+        shared: whether all worlds of a worker have the same numbers.
         together: whether all rows of a world have the same numbers.
         columns: those that vary, such as (2,) for z. None: all; of friction, the sliding one.
 
