@@ -106,6 +106,10 @@ def test_a_folder_that_holds_what_a_run_writes_is_refused(tmp_path: Path, name: 
     (tmp_path / "d" / name).touch()
     with pytest.raises(UserError, match=rf"has no run\.json.* {name}, which a run would write"):
         config_of("--run-dir", str(tmp_path / "d"))
+    lock = lock_run(tmp_path / "d")  # As a run that has not written its run.json yet.
+    with pytest.raises(UserError, match="meanwhile: start the command again"):
+        config_of("--run-dir", str(tmp_path / "d"))
+    lock.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give a folder away")

@@ -123,6 +123,10 @@ def test_one_process_at_a_time_trains_in_a_run_directory(tmp_path: Path) -> None
     run.close()
     assert not is_locked(tmp_path / "run")
     lock_run(tmp_path / "run", patience=0).close()
+    lock = lock_run(tmp_path)  # As a run that has not written its record yet.
+    with pytest.raises(UserError, match="is being trained by another process"):
+        lock_run(tmp_path, patience=0)
+    lock.close()
 
 
 def test_without_locks_a_process_that_touches_the_file_trains(

@@ -94,7 +94,7 @@ class WorkerWatchdog:
                 kind, message = "Killed", killed_by(os.WTERMSIG(status))
             elif state == "Z":
                 code = os.waitstatus_to_exitcode(status)
-                message = f"its process ended with code {code} and without an exception"
+                message = f"its process ended with code {code} and left no record of an exception"
             failure = Failure.seen(kind, message, self._args, rank, heart)
             failure.write(self._run_dir)
             return failure

@@ -22,12 +22,13 @@ from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
 from mjfleet.runs.resume_choice import Parent
 from mjfleet.runs.resumed_attempt import PENDING
 from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_record
-from mjfleet.runs.run_lock import LOCK_FILE, REQUEUE_SECONDS, RunLock, lock_run
+from mjfleet.runs.run_lock import LOCK_FILE, REQUEUE_SECONDS, RunLock, is_locked, lock_run
 from mjfleet.runs.task_snapshot import FOLDER, TaskCode, keep, read_code
 from mjfleet.utils.console import in_a_line, print_error
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
 
+BEGUN = "a run has begun in {} meanwhile: start the command again."
 WRITTEN = (
     CONFIG_FILE, "configs", METRICS_FILE, "checkpoints", "failures", FOLDER, "torchrunx", "videos",
     "plots", "exported", "report.html", "wandb", "events.out.tfevents.*", PENDING, RECORD_FILE,
@@ -87,7 +88,7 @@ class RunDirectory:
             lock = lock_run(path, REQUEUE_SECONDS)
             if (path / RECORD_FILE).exists():
                 lock.close()
-                raise UserError(f"a run has begun in {path} meanwhile: start the command again.")
+                raise UserError(BEGUN.format(path))
         except BaseException:
             remove_empty(made)
             raise
@@ -252,6 +253,8 @@ def refuse_written(folder: Path) -> None:
     """Raise UserError if a folder in which a run is to begin holds what one writes, or a link."""
     check_folder(folder)
     if found := [path.name for path in written_in(folder)]:
+        if RECORD_FILE in found or is_locked(folder):
+            raise UserError(BEGUN.format(folder))
         raise UserError(
             f"--run-dir {folder}: it has no {RECORD_FILE}, so it holds no run, but "
             f"{', '.join(found)}, which a run would write. Name another folder, or move these away."

@@ -61,7 +61,9 @@ def lock_run(
     try:
         while (has_lock := _try_lock(file)) is False or (has_lock is None and _is_trained(run_dir)):
             record = read_record(run_dir)
-            trainer = f"process {record.get('pid')} on {record.get('host')}"
+            trainer = "another process"  # It may have locked a new run, but not recorded it yet.
+            if record:
+                trainer = f"process {record.get('pid')} on {record.get('host')}"
             if clock() > deadline:
                 raise UserError(f"{run_dir} is being trained by {trainer}. Stop it first.")
             if patience > BRIEF_SECONDS and not is_announced:
