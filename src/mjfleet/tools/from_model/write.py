@@ -83,5 +83,13 @@ def _values(robot: Robot, path: Path, name: str) -> dict[str, Any]:
         "kind": kind, "name": name, "summary": SUMMARIES[kind].format(name), "actions": model.nu,
         "decimation": decimation, "rate": f"{1 / decimation / model.opt.timestep:g}",
         "is_mirrored": is_mirrored, "robot": robot, "height": float(robot.data.xpos[robot.root, 2]),
+        "acceleration": _acceleration_weight(model) if kind == "legged" else 0.0,
         "mass": float(model.body_subtreemass[robot.root].round(3)),
     }  # fmt: skip
+
+
+def _acceleration_weight(model: mujoco.MjModel) -> float:
+    """Return the weight of squared accelerations with which those at full torque cost at most what
+    a G1's do. Without armature they are large, and to fall would cost less than to stand."""
+    most = model.actuator_forcerange[:, 1] * model.dof_invweight0[6:]
+    return -float(f"{min(1e-7, 24 / (most**2).sum()):.1g}")
