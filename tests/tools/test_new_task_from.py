@@ -13,6 +13,7 @@ import pytest
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_command
 from mjfleet.config import from_dict
+from mjfleet.legged.config import VelocityConfig
 from mjfleet.registry import discover
 from mjfleet.tools.check_task.command import WORLDS, examine
 from mjfleet.tools.check_task.examine import Examination
@@ -199,12 +200,15 @@ def test_a_very_small_robot_stands_with_a_shorter_physics_step(tmp_path: Path) -
 
 def test_a_frame_below_the_base_does_not_hide_legs(tmp_path: Path) -> None:
     file = write_robots(tmp_path / "sources")["biped"]
-    up = urdf_joint("up", "base_footprint", "pelvis", "0 0 0.8")
-    frame = f'<link name="base_footprint"/>{up}'
+    frame = '<link name="map"/><link name="base_footprint"></link>'
+    frame += urdf_joint("up", "base_footprint", "pelvis", "0 0 0.8")
+    frame += urdf_joint("on", "map", "base_footprint", "0 0 0")
     file.write_text(BIPED.replace("</robot>", f"{frame}</robot>"))
     folder = make("biped", file)
     assert 'base = "pelvis"' in (folder / "env.py").read_text()
-    assert "Is the frame `base_footprint` needed?" in (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
+    assert "Is the frame `map` needed?" in readme
+    assert "Is the frame `base_footprint` needed?" in readme
 
 
 def test_a_robot_that_is_turned_stands_on_the_same_legs(tmp_path: Path) -> None:
@@ -268,6 +272,21 @@ def test_gains_follow_from_the_limits_of_a_file_and_else_from_mass(tmp_path: Pat
     assert "What torque" in (quadruped / "README.md").read_text()
 
 
+@pytest.mark.parametrize("armature", [0.0, 1.0])
+def test_accelerations_of_joints_without_armature_cost_no_more_than_others(
+    tmp_path: Path, armature: float
+) -> None:
+    text = QUADRUPED.replace("<joint ", f'<joint armature="{armature}" ')
+    (tmp_path / "robot.xml").write_text(text)
+    model = model_of(make("robot", tmp_path / "robot.xml"))
+    config = discover({}).tasks["robot"].task.env
+    assert isinstance(config, VelocityConfig)
+    weight, least = config.weights.acceleration, -1e-7
+    most = np.square(model.actuator_forcerange[:, 1] * model.dof_invweight0[6:]).sum()
+    assert weight == (least if armature else pytest.approx(-24 / most, rel=0.5))
+    assert least * most > -24 if armature else least * most < -24
+
+
 def test_motors_become_controllers_for_legs_with_their_own_limits(tmp_path: Path) -> None:
     names = [f"{leg}_{part}" for leg in FEET for part in ("roll", "pitch", "knee")]
     motors = "".join(f'<motor joint="{name}" gear="2" ctrlrange="-7 7"/>' for name in names[::-1])
@@ -279,6 +298,22 @@ def test_motors_become_controllers_for_legs_with_their_own_limits(tmp_path: Path
     assert (model.actuator_forcerange[:, 1] == 14).all()
     assert (model.actuator_gainprm[:, 0] == -model.actuator_biasprm[:, 1]).all()
     assert "12 actuators in place of 12 others" in (folder / "README.md").read_text()
+
+
+def test_controllers_without_damping_get_some_and_a_keyframe_their_controls(tmp_path: Path) -> None:
+    names = [f"{leg}_{part}" for leg in FEET for part in ("roll", "pitch", "knee")]
+    motors = "".join(f'<position joint="{name}" kp="30"/>' for name in names)
+    angles = "0 0.8 -1.6 " * 4
+    more = f"""<actuator>{motors}</actuator>
+      <keyframe><key qpos="0 0 0.3 1 0 0 0 {angles}" ctrl="{"0.1 " * 12}"/></keyframe></mujoco>"""
+    text = QUADRUPED.replace('pos="0 0 0.4">', 'pos="0 0 0.4"><freejoint/>')
+    (tmp_path / "robot.xml").write_text(text.replace("</mujoco>", more))
+    folder = make("robot", tmp_path / "robot.xml")
+    assert MARKS["legged"] in (folder / "env.py").read_text()
+    model = model_of(folder)
+    assert (model.actuator_gainprm[:, 0] == 30).all()
+    assert (model.actuator_biasprm[:, 2] < 0).all()
+    assert model.key_ctrl[0] == pytest.approx(model.key_qpos[0, 7:])
 
 
 def test_a_model_that_lacks_nothing_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -448,6 +483,11 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
     "an include that leaves": (
         "robot.xml", text_of("robot.xml", '<mujoco>\n<include file="../other.xml"/></mujoco>'),
         "<include> in line 2: '../other.xml' leaves"
+    ),
+    "a keyframe of another robot": (
+        "robot.xml", text_of("robot.xml", QUADRUPED.replace("</mujoco>", '<keyframe><key name="up" '
+                     'qpos="0 1 2"/></keyframe></mujoco>')),
+        "the keyframe `up` has 3 numbers in qpos; there must be 12"
     ),
     "xacro": (
         "robot.urdf.xacro", text_of("robot.urdf.xacro", BIPED),

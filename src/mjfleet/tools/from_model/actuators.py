@@ -28,20 +28,23 @@ def passive(model: mujoco.MjModel) -> np.ndarray:
     return is_slide & (model.jnt_stiffness > 0) & ~has_motor
 
 
-def drive(robot: Robot) -> None:
+def drive(robot: Robot) -> bool:
     """Add position actuators to joints, and velocity actuators to wheels, where there are none.
 
     Legs whose joints all have actuators, but not as mjfleet.legged needs them, get new ones.
+
+    Returns:
+        Whether there are new ones.
     """
     spec, model, assumed = robot.spec, robot.model, list[str]()
     old = {int(model.actuator_trnid[i, 0]): i for i in range(model.nu)}
     is_legged = robot.is_free and robot.has_legs
     has_wheels = bool(robot.stands) and not robot.has_legs
     if model.nu and not (is_legged and sorted(old) == robot.joints):
-        return
+        return False
     with suppress(UserError):
         check_joints(model, robot.base)
-        return  # mjfleet.legged can use the actuators as they are.
+        return False  # mjfleet.legged can use the actuators as they are.
     chosen = _independent(robot)
     for actuator in list(spec.actuators):
         spec.delete(actuator)
@@ -58,7 +61,9 @@ def drive(robot: Robot) -> None:
             new.set_to_velocity(kv=4 * torque / WHEEL_SPEED)
             new.ctrlrange = (-WHEEL_SPEED, WHEEL_SPEED)
         elif joint in old and controllers(model)[i := old[joint]]:
-            new.set_to_position(model.actuator_gainprm[i, 0], -model.actuator_biasprm[i, 2])
+            kp, kv = model.actuator_gainprm[i, 0], -model.actuator_biasprm[i, 2]
+            is_damped = kv + model.dof_damping[model.jnt_dofadr[joint]] > 0
+            new.set_to_position(kp, **({"kv": kv} if is_damped else {"dampratio": 0.5}))
         else:
             is_slide = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE
             new.set_to_position(torque / (SLIDE_WIDTH if is_slide else WIDTH), dampratio=0.5)
@@ -76,6 +81,7 @@ def drive(robot: Robot) -> None:
     if others := [f"`{model.joint(j).name}`" for j in robot.joints if j not in chosen]:
         robot.questions.append(f"Which joints have motors? {', '.join(others)} have none here.")
     robot.look()
+    return True
 
 
 def _independent(robot: Robot) -> list[int]:

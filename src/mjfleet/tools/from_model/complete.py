@@ -4,6 +4,7 @@ import mujoco
 import numpy as np
 from mujoco.minimize import Verbosity, least_squares
 
+from mjfleet.errors import UserError
 from mjfleet.legged.scene import FLOOR, HOME, add_ground, add_sensors
 from mjfleet.tools.from_model.actuators import controllers, drive, passive
 from mjfleet.tools.from_model.robot import BALL, Limb, Robot
@@ -30,9 +31,8 @@ def complete(robot: Robot, is_fixed: bool) -> None:
     _let_it_stand(robot, is_fixed)
     _separate(robot)
     _pose(robot)
-    drive(robot)
-    key = robot.spec.key(HOME)
-    if len(key.ctrl) != robot.model.nu:
+    is_new, key = drive(robot), robot.spec.key(HOME)
+    if is_new or len(key.ctrl) != robot.model.nu:
         key.ctrl = robot.data.actuator_length * controllers(robot.model)
     _add_sensors(robot)
     option, fast = robot.spec.option, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
@@ -63,7 +63,11 @@ def _step(robot: Robot) -> float:
 
 def _add_scene(robot: Robot) -> None:
     """Add ground and light; keep one keyframe, `home` or the first."""
-    spec, size = robot.spec, float(robot.spec.compile().stat.extent)
+    spec = robot.spec
+    chosen = spec.key(HOME) or next(iter(spec.keys), None)
+    numbers = len(chosen.qpos) if chosen else 0  # MuJoCo fills up zeros when it compiles.
+    model = spec.compile()
+    size = float(model.stat.extent)
     plane = mujoco.mjtGeom.mjGEOM_PLANE
     if ground := next((geom for geom in spec.worldbody.geoms if geom.type == plane), None):
         if spec.geom(FLOOR) is None:
@@ -80,12 +84,16 @@ def _add_scene(robot: Robot) -> None:
         sun = mujoco.mjtLightType.mjLIGHT_DIRECTIONAL
         spec.worldbody.add_light(name="light", pos=(0, 0, 3 * size), dir=(0.2, 0.3, -1), type=sun)
         robot.added.append("a light")
-    if not (chosen := spec.key(HOME) or next(iter(spec.keys), None)):
+    if chosen is None:
         return
     for key in list(spec.keys):
         if key.id != chosen.id:
             robot.questions.append(f"Is the keyframe `{key.name}` needed? It is left out.")
             spec.delete(key)
+    if numbers not in (0, model.nq):
+        raise UserError(
+            f"the keyframe `{chosen.name}` has {numbers} numbers in qpos; there must be {model.nq}."
+        )
     chosen.name = HOME
 
 

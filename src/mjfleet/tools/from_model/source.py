@@ -18,7 +18,7 @@ SETTING = re.compile(
 OF_URDF = 'fusestatic="false" discardvisual="false" strippath="false"'
 """With these, feet keep their names, and the root its inertia."""
 WORLD = re.compile(r"""<link\s[^>]*\bname\s*=\s*["']world["']""")
-LINK = re.compile(r"""<link\s+name\s*=\s*["']([^"']+)["']\s*(?:/>|>(.*?)</link>)""", re.DOTALL)
+LINK = re.compile(r"""<link\s+name\s*=\s*["']([^"']+)["']\s*(?:/>|>.*?</link>)""", re.DOTALL)
 JOINT = re.compile(r"""<joint\s[^>]*\btype\s*=\s*["'](\w+)["'][^>]*>(.*?)</joint>""", re.DOTALL)
 OF_JOINT = re.compile(r"""<(parent|child)\s+link\s*=\s*["']([^"']+)["']""")
 
@@ -97,19 +97,17 @@ class Source:
         return self._on_base(text.replace("<compiler", f"<compiler {OF_URDF}", 1))
 
     def _on_base(self, text: str) -> str:
-        """Return a URDF whose root is the robot's base: a frame below it, such as base_footprint,
-        becomes the world."""
-        self.is_fixed = WORLD.search(text) is not None
-        joints = [(kind, dict(OF_JOINT.findall(content))) for kind, content in JOINT.findall(text)]
-        children = {of["child"] for _, of in joints if "child" in of}
-        for name, content in LINK.findall(text):
-            kinds = [kind for kind, of in joints if of.get("parent") == name]
-            is_frame = "<collision" not in content and "<inertial" not in content
-            if name != "world" and name not in children and is_frame and kinds == ["fixed"]:
-                self.questions.append(f"Is the frame `{name}` needed? It is left out.")
-                of_frame = rf"""(<link\s+name|<parent\s+link)(\s*=\s*)["']{re.escape(name)}["']"""
-                return re.sub(of_frame, r'\1\2"world"', text)
-        return text
+        """Return a URDF whose root is the robot's base: of frames below it, such as base_footprint,
+        the last becomes the world, and others are removed."""
+        self.is_fixed, name = WORLD.search(text) is not None, ""
+        above = text
+        while not self.is_fixed and (frame := _root_frame(above)):
+            name, elements, text = frame[0], frame[1], above
+            for element in elements:
+                above = above.replace(element, "\n" * element.count("\n"), 1)
+            self.questions.append(f"Is the frame `{name}` needed? It is left out.")
+        of_frame = rf"""(<link\s+name|<parent\s+link)(\s*=\s*)["']{re.escape(name)}["']"""
+        return re.sub(of_frame, r'\1\2"world"', text)
 
     def _find(self, value: str, where: str) -> Path:
         """Return the file that an element names by `value`: its whole path or, inside of the
@@ -126,3 +124,16 @@ class Source:
         if not path.is_file():
             raise UserError(f"{where}: there is no file {value!r} in {self._folder}.")
         return path
+
+
+def _root_frame(text: str) -> tuple[str, tuple[str, str]] | None:
+    """Return the name of a URDF's root if nothing is on it but one fixed link, and the elements of
+    the root and of the joint."""
+    joints = [(found, dict(OF_JOINT.findall(found[2]))) for found in JOINT.finditer(text)]
+    children = {of.get("child") for _, of in joints}
+    for link in LINK.finditer(text):
+        on_it = [found for found, of in joints if of.get("parent") == link[1]]
+        is_frame = "<collision" not in link[0] and "<inertial" not in link[0]
+        if is_frame and link[1] not in children and [found[1] for found in on_it] == ["fixed"]:
+            return link[1], (link[0], on_it[0][0])
+    return None
