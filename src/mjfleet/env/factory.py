@@ -153,7 +153,7 @@ def on_device(engine: Literal["warp", "native"], device: str) -> Iterator[None]:
         return
     import warp as wp
 
-    from mjfleet.sim.warp_engine import start_warp
+    from mjfleet.sim.warp_start import start_warp
 
     start_warp(device)
     with wp.ScopedDevice(device):  # For what a task calls itself, too.

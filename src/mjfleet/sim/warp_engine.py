@@ -1,8 +1,6 @@
 """MuJoCo-Warp: all worlds in one set of arrays, on a GPU or the CPU. Runs in a worker."""
 
 import copy
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
@@ -28,6 +26,7 @@ from mjfleet.sim.simulation import (
 )
 from mjfleet.sim.unread import Unread
 from mjfleet.sim.warp_kernels import clear_columns, note_use
+from mjfleet.sim.warp_start import start_warp
 from mjfleet.utils.console import in_a_line
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
@@ -312,26 +311,6 @@ class RayArrays:
         """The body whose geoms each ray passes: none."""
         arrays = self.starts, self.directions, self.distances
         self.tensors = [wp.to_torch(array) for array in arrays]
-
-
-def start_warp(device: str) -> None:
-    """Start warp without its banner and without a line for each kernel that it loads.
-
-    On the CPU, its C++ code would print to stderr that there is no GPU driver.
-    """
-    wp.config.log_level = wp.LOG_WARNING
-    if device != "cpu":
-        wp.init()
-        return
-    sys.stderr.flush()
-    stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        wp.init()
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        os.close(null)
 
 
 @contextmanager
