@@ -287,6 +287,16 @@ def test_accelerations_of_joints_without_armature_cost_no_more_than_others(
     assert least * most > -24 if armature else least * most < -24
 
 
+def test_a_heavy_robot_has_weights_that_are_not_0(tmp_path: Path) -> None:
+    text = re.sub('mass="([^"]*)"', lambda found: f'mass="{300 * float(found[1])}"', QUADRUPED)
+    (tmp_path / "robot.xml").write_text(text)
+    make("robot", tmp_path / "robot.xml")
+    config = discover({}).tasks["robot"].task.env
+    assert isinstance(config, VelocityConfig)
+    weights = config.weights
+    assert max(weights.torque, weights.power, weights.acceleration) < 0
+
+
 def test_motors_become_controllers_for_legs_with_their_own_limits(tmp_path: Path) -> None:
     names = [f"{leg}_{part}" for leg in FEET for part in ("roll", "pitch", "knee")]
     motors = "".join(f'<motor joint="{name}" gear="2" ctrlrange="-7 7"/>' for name in names[::-1])

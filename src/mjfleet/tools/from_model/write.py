@@ -84,7 +84,7 @@ def _values(robot: Robot, path: Path, name: str) -> dict[str, Any]:
         "decimation": decimation, "rate": f"{1 / decimation / model.opt.timestep:g}",
         "is_mirrored": is_mirrored, "robot": robot, "height": float(robot.data.xpos[robot.root, 2]),
         "acceleration": _acceleration_weight(model) if kind == "legged" else 0.0,
-        "mass": float(model.body_subtreemass[robot.root].round(3)),
+        "mass": _short(model.body_subtreemass[robot.root], 4), "short": _short,
     }  # fmt: skip
 
 
@@ -92,4 +92,9 @@ def _acceleration_weight(model: mujoco.MjModel) -> float:
     """Return the weight of squared accelerations with which those at full torque cost at most what
     a G1's do. Without armature they are large, and to fall would cost less than to stand."""
     most = model.actuator_forcerange[:, 1] * model.dof_invweight0[6:]
-    return -float(f"{min(1e-7, 24 / (most**2).sum()):.1g}")
+    return -_short(min(1e-7, 24 / (most**2).sum()), 1)
+
+
+def _short(number: float, digits: int = 2) -> float:
+    """Return a number, large or small, rounded to so many digits that are not 0 in front."""
+    return float(f"{number:.{digits}g}")
