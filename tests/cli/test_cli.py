@@ -326,3 +326,10 @@ def test_ctrl_c_shows_no_traceback_while_a_command_is_imported(module: str) -> N
     command = [sys.executable, "-c", INTERRUPTED, module]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (128 + signal.SIGINT, "")
+
+
+def test_ctrl_c_while_python_ends_shows_no_traceback(run: Run) -> None:
+    late = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)"
+    result = run("train", "--version", prelude=late)
+    assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
+    assert result.stdout.startswith("mjfleet ")

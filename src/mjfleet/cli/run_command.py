@@ -33,6 +33,8 @@ def run_and_exit(command: Callable[[Sequence[str]], int]) -> NoReturn:
     Python would wait for ever for a thread that a task has left.
     """
     code = run_command(command, sys.argv[1:])
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends: no traceback.
     here, threads = threading.current_thread(), threading.enumerate()
     others = [thread.name for thread in threads if not thread.daemon and thread is not here]
 
