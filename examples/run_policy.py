@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,8 @@ def main(arguments: list[str] | None = None) -> None:
         except ValueError as error:
             parser.error(f"--command {text}: {error}")
     if parsed.seconds is None:
+        if not has_display():
+            parser.error("there is no display with OpenGL for a window here: give --seconds")
         show(robot)
     elif 0 < parsed.seconds < math.inf:
         play(robot, max(1, round(parsed.seconds * robot.known["control_rate"])))
@@ -178,6 +181,18 @@ def play(robot: Robot, steps: int) -> None:
         rows.append(judge(robot.data, robot.known, robot.command))
     for name in rows[0]:
         print(f"{name:<16}{np.mean([row[name] for row in rows]):9.4g}")
+
+
+def has_display() -> bool:
+    """Return whether a window opens; MuJoCo's viewer would end the process, or wait for ever."""
+    import glfw  # Comes with mujoco.
+
+    with warnings.catch_warnings(action="ignore"):  # GLFW warns about the same.
+        glfw.init()
+        glfw.window_hint(glfw.VISIBLE, glfw.FALSE)
+        window = glfw.create_window(1, 1, "", None, None)
+        glfw.terminate()
+    return bool(window)
 
 
 def show(robot: Robot) -> None:

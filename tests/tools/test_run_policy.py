@@ -129,6 +129,8 @@ def test_what_it_cannot_use_is_said(
     files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(files)
+    for display in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(display, raising=False)
     known = json.loads(Path("go1.json").read_text())
     (frames, _) = known["observations"][0]["parts"]
     frames["parts"].append({"name": "temperature", "size": 1})
@@ -142,6 +144,7 @@ def test_what_it_cannot_use_is_said(
         ("go1", ["--command", "forward=5"], "forward must be from -1 to 1"),
         ("go1", ["--command", "forward=fast"], "forward=fast: could not convert"),
         ("go1", ["--command", "up=1"], "the commands are forward, left, turn_left"),
+        ("go1", [], "no display with OpenGL for a window here: give --seconds"),
         ("go1", ["--seconds", "0"], "--seconds must be a number above 0"),
         ("warm", ["--seconds", "1"], "observe() must return 1 numbers as 'temperature'"),
         ("arm", ["--seconds", "1"], "complete observe()"),
