@@ -39,6 +39,10 @@ NUMBER: Any = 0.7  # In the place of a range.
 PLAIN: Any = {"torque": 0.0}  # In the place of a configuration.
 
 
+def rollouts(num_envs: int, **agent: Any) -> None:
+    TrainConfig(env=EnvConfig(num_envs=num_envs), agent=AgentConfig(**agent)).check_rollouts()
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -58,20 +62,14 @@ PLAIN: Any = {"torque": 0.0}  # In the place of a configuration.
         (lambda: ObsGroups(critic=()), ["--agent.obs-groups.critic"]),
         (lambda: TrainConfig(gpu_ids=[0] * 10**6), ["--gpu-ids", "1 to 1024 GPU indices"]),
         (
-            lambda: TrainConfig(env=EnvConfig(num_envs=1), agent=AgentConfig(num_steps_per_env=2)),
+            lambda: rollouts(1, num_steps_per_env=2),
             ["--agent.algorithm.num-mini-batches is 4", "2 samples"],
         ),
         (
-            lambda: TrainConfig(
-                env=EnvConfig(num_envs=3),
-                agent=AgentConfig(actor=ActorConfig(class_name="RNNModel")),
-            ),
+            lambda: rollouts(3, actor=ActorConfig(class_name="RNNModel")),
             ["--agent.algorithm.num-mini-batches is 4", "3 environments"],
         ),
-        (
-            lambda: TrainConfig(env=EnvConfig(num_envs=1), agent=AgentConfig(num_steps_per_env=1)),
-            ["one sample"],
-        ),
+        (lambda: rollouts(1, num_steps_per_env=1), ["one sample"]),
         (
             lambda: AgentConfig(
                 actor=ActorConfig(class_name="RNNModel"),

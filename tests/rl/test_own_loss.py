@@ -120,7 +120,9 @@ def test_two_workers_learn_it_resume_and_it_is_played(
     (folder / "learner.py").write_text(LEARNER)
     config, task = folder / "config.py", task.replace(robot, "own")
     config.write_text(config.read_text().replace(f'"{robot}', '"own'))
-    own = ("--agent.algorithm.name", "learner:Auxiliary", "--cpu-workers", "2", "--run-dir")
+    batches = ("--agent.algorithm.num-mini-batches", "16")  # More than the samples of `play`.
+    own = ("--agent.algorithm.name", "learner:Auxiliary", "--cpu-workers", "2", *batches)
+    own = (*own, "--run-dir")
     train(run, task, 2, *own, "whole")
     for iterations in (1, 2):
         train(run, task, iterations, *own, "parts")
@@ -131,7 +133,7 @@ def test_two_workers_learn_it_resume_and_it_is_played(
     )
     for part in ("actor_state_dict", "critic_state_dict", "extra_state_dict"):
         assert all(torch.equal(whole[part][key], value) for key, value in parts[part].items())
-    few = ("--env.num-envs", "2", "--episodes", "2")
+    few = ("--env.num-envs", "1", "--episodes", "1")
     assert run("play", task, "--resume", "parts", *few).returncode == 0
 
 

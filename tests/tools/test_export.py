@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 
+import mjfleet
 from mjfleet.env import Env
 from mjfleet.registry import discover
 from mjfleet.rl.checkpoint_files import pack_checkpoint, read_checkpoint
@@ -99,6 +100,16 @@ def load_example() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_a_policy_with_a_memory_acts_in_fewer_environments_than_there_are_minibatches(
+    runs: dict[str, Path], run: Run, tmp_path: Path
+) -> None:
+    one = ("--env.num-envs", "1", "--episodes", "1")
+    done = run("play", "cartpole-balance", "--resume", str(runs["recurrent"]), *one)
+    assert done.returncode == 0, done.stderr
+    policy = mjfleet.Run(runs["recurrent"]).policy()
+    assert policy({"actor": torch.zeros(1, 5)}).shape == (1, 1)
 
 
 def test_files_do_what_the_checkpoint_does(runs: dict[str, Path], run: Run) -> None:

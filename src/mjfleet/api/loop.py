@@ -70,6 +70,7 @@ def iterate(
     with ExitStack() as stack:
         found, plan = plan_in_process(task, name, config, {"gpu_ids": "auto", **changes})
         device, config = plan.device, plan.config
+        config.check_rollouts()
         seed_everything(config.agent.seed)
         stack.enter_context(on_device(plan.engine, device))
         size = config.agent.algorithm.envs_per_group

@@ -37,18 +37,23 @@ class TrainConfig(LaunchConfig):
     agent: AgentConfig = field(default_factory=AgentConfig)
     """The learning agent."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        samples = self.env.num_envs * self.agent.num_steps_per_env
-        batches = self.agent.algorithm.num_mini_batches
-        is_per_batch = self.agent.algorithm.normalize_advantage_per_mini_batch
+    def check_rollouts(self) -> None:
+        """Raise UserError if a worker's rollouts cannot be learned from; they can be played."""
+        num_envs, learning = self.env.num_envs, self.agent.algorithm
+        if num_envs % learning.envs_per_group:
+            raise UserError(
+                f"--agent.algorithm.group-size is {learning.group_size}; it must divide the "
+                f"{num_envs} environments of each worker."
+            )
+        samples, batches = num_envs * self.agent.num_steps_per_env, learning.num_mini_batches
+        is_per_batch = learning.normalize_advantage_per_mini_batch
         if samples // (batches if is_per_batch else 1) < 2:
             raise UserError(
                 f"a {'minibatch' if is_per_batch else 'rollout'} has one sample, whose advantage "
                 "cannot be normalised: raise --env.num-envs or --agent.num-steps-per-env."
             )
         # Recurrent networks learn from whole trajectories: a minibatch is some environments'.
-        pieces = self.env.num_envs if self.agent.is_recurrent else samples
+        pieces = num_envs if self.agent.is_recurrent else samples
         if batches > pieces:
             what = "environments" if self.agent.is_recurrent else "samples of a rollout"
             raise UserError(

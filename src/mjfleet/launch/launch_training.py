@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from mjfleet.config import TrainConfig
-from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_devices
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
@@ -140,15 +139,10 @@ def plan_size(
     """Return the plan with environments and iterations, see `make_plan`; it names no files yet.
 
     Raises:
-        UserError: also if a worker's environments are no whole groups, which GRPO compares.
+        UserError: also if a worker's rollouts cannot be learned from.
     """
     plan = make_plan(found, config, hosts, environ, resume)
-    num_envs, size = plan.config.env.num_envs, plan.config.agent.algorithm.envs_per_group
-    if num_envs % size:
-        raise UserError(
-            f"--agent.algorithm.group-size is {size}; it must divide the {num_envs} environments "
-            "of each worker."
-        )
+    plan.config.check_rollouts()
     total, each = plan.config.total_steps, plan.steps_per_iteration
     if total is None:
         return plan

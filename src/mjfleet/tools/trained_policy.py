@@ -81,7 +81,9 @@ def load_runner(
     """Build environments and load a policy; UserError if it does not fit them."""
     from mjfleet.rl.runner import Runner
 
-    agent = replace(config.agent, torch_compile_mode=None)
+    # Few environments may have fewer samples than training has minibatches.
+    algorithm = replace(config.agent.algorithm, num_mini_batches=1)
+    agent = replace(config.agent, torch_compile_mode=None, algorithm=algorithm)
     env = build(found, config, engine, device, threads)
     runner = Runner(env, agent, device, threads, found.load)
     runner.load_policy(checkpoint)
