@@ -188,3 +188,21 @@ def test_a_network_made_elsewhere_is_named() -> None:
 
     with pytest.raises(UserError, match=r"Elsewhere\.head is a network that is not learned"):
         make_runner(Elsewhere)
+
+
+def test_a_network_of_ones_own_may_share_layers_with_the_actor() -> None:
+    class Sharing(PPO):
+        def modules(self) -> dict[str, nn.Module]:
+            *shared, last = self.actor.mlp
+            return {"forecast": nn.Sequential(*shared, nn.Linear(last.in_features, 2))}
+
+        def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            total, parts = super().loss(minibatch)
+            return total + self.extra["forecast"](minibatch.actor_inputs).square().mean(), parts
+
+    alg = make_runner(Sharing).alg
+    (group,) = alg.optimizer.param_groups
+    own = list(alg.extra.parameters())[-2:]
+    assert group["params"] == [*alg.actor.parameters(), *alg.critic.parameters(), *own]
+    parts = alg.gradient.split([alg.actor, alg.critic, alg.extra])
+    assert len(parts[2]) == sum(p.numel() for p in own)

@@ -63,7 +63,8 @@ class Algorithm(algorithms.PPO):
         if self.extra:
             learned = chain(*(x.parameters() for x in (self.actor, self.critic, self.extra)))
             make: Any = resolve_optimizer(self.config.optimizer)
-            self.optimizer = make(learned, lr=self.learning_rate)
+            # Each once: an own network may hold layers of the actor.
+            self.optimizer = make(dict.fromkeys(learned), lr=self.learning_rate)
         self.learn_by(self.optimizer)
 
     def learn_by(self, optimizer: Any) -> None:

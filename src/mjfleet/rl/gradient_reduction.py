@@ -31,9 +31,16 @@ class FlatGradient:
         return {p: piece.view_as(p) for p, piece in zip(self.parameters, pieces, strict=True)}
 
     def split(self, modules: Iterable[torch.nn.Module]) -> list[torch.Tensor]:
-        """Return each module's part of the buffer; the modules own the parameters in this order."""
-        owned = [[p for p in module.parameters() if p.requires_grad] for module in modules]
-        parts = self.flat[:-1].split([sum(p.numel() for p in own) for own in owned])
+        """Return each module's part of the buffer; the modules have the parameters in this order.
+
+        A parameter of several modules is in the first one's.
+        """
+        rest, sizes = set(self.parameters), []
+        for module in modules:
+            own = rest.intersection(module.parameters())
+            rest -= own
+            sizes.append(sum(p.numel() for p in own))
+        parts = self.flat[:-1].split(sizes)
         return [part for part in parts if len(part)]
 
     def attach(self) -> None:
