@@ -1,5 +1,6 @@
 """Decides from where a run starts: from its own newest checkpoint, from another run's, or anew."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,8 @@ def has_learned(run_dir: Path) -> bool:
 def refuse_other_user(folder: Path, flag: str) -> None:
     """Raise UserError if a run or a group that is to continue in place is another user's."""
     if not is_of_this_user(folder):
-        how = "Train a group" if is_group(folder) else f"With --resume {folder} --fork, begin one"
+        again = f"With --resume {shlex.quote(str(folder))} --fork, begin one"
+        how = "Train a group" if is_group(folder) else again
         raise UserError(
             f"{flag}: it is another user's, and is not continued in place. {how} of your own."
         )
@@ -49,9 +51,10 @@ def continue_run(
     flag = f"--run-dir {config.run_dir}" if config.run_dir else f"--resume {run_dir}"
     different = _differences(config, recorded) if has_learned(run_dir) else {}
     if changed := {n: both for n, both in different.items() if not continues_in_place(n)}:
+        path = shlex.quote(str(named.path))
         raise UserError(
             f"{flag} continues a run, which has learned with other values: {_listed(changed)}. "
-            f"Leave these out, or begin a run of its own with them: --resume {named.path} --fork"
+            f"Leave these out, or begin a run of its own with them: --resume {path} --fork"
         )
     refuse_other_user(run_dir, flag)
     lock = named.lock or (None if config.dry_run else lock_again(run_dir))
