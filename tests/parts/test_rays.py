@@ -176,7 +176,7 @@ def test_a_scan_can_stand_for_the_table_of_the_bundled_robots() -> None:
         ("base", (0.3, 0.0, 0.0), 3.0 / math.cos(0.3)),
         (None, (0.0, 0.9, 0.0), 1.0 / math.sin(0.9)),
         ("yaw", (0.3, 0.9, 0.2), 3.0 / math.cos(0.3)),
-        ("yaw", (0.0, math.pi / 2, 0.0), 3.0),
+        ("yaw", (0.0, 1.5, 0.0), 3.0),
         ("world", (0.3, 0.9, 0.2), 3.0),
     ],
 )

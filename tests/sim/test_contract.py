@@ -283,7 +283,9 @@ def test_buffers_that_overflow_are_enlarged_and_all_else_stays(device: str) -> N
     assert {"NEFC", "NARROWPHASE"} <= found.keys()
     assert use is not None
     assert (use.nconmax, use.njmax) == (1, 4)
-    assert (use.needed("nconmax"), use.needed("njmax")) == (2, 16)
+    assert use.needed("nconmax") == 2
+    # The worlds share room for one contact each: on a GPU, chance decides which has how many.
+    assert use.needed("njmax") in ((16,) if device == "cpu" else (8, 12, 16))
     after = small.state()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert [value.data_ptr() for value in after.values()][:-1] == places

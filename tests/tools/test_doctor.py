@@ -30,7 +30,7 @@ def found(output: str) -> dict[str, Line]:
     """The checks by name, in the order of the output."""
     lines = [*output.splitlines(), ""]
     return {
-        line[6:].partition(":")[0]: Line(line[:4].strip(), line, below if below[:1] == " " else "")
+        line[6:].partition(": ")[0]: Line(line[:4].strip(), line, below if below[:1] == " " else "")
         for line, below in pairwise(lines)
         if not line.startswith(" ")
     }

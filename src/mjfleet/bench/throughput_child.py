@@ -114,7 +114,11 @@ def _warp(worker: WorkerArgs, sim: Simulation, decimation: int) -> BareEngine:
     assert graph is not None
     known = [name for name in INTEGRATION_FIELDS if name in state]
     fields = {name: wp.to_torch(getattr(data, name)) for name in known}
-    return lambda: wp.capture_launch(graph), fields
+
+    def step(_: Any = (model, data)) -> None:  # Whose arrays have to live as long as the graph.
+        wp.capture_launch(graph)
+
+    return step, fields
 
 
 if __name__ == "__main__":
