@@ -33,6 +33,30 @@ BOX = """
   </sensor>
 </mujoco>
 """
+ARM = """
+<mujoco>
+  <option timestep="0.005"/>
+  <worldbody>
+    <geom type="plane" size="2 2 0.1"/>
+    <body name="box" pos="0 0 0.0598">
+      <freejoint/>
+      <geom name="box" type="box" size="0.1 0.08 0.06" mass="1"/>
+      <site name="center" pos="0.01 0.02 0.03"/>
+    </body>
+    <body pos="1 0 0.5">
+      <joint axis="0 1 0"/>
+      <geom type="capsule" size="0.02" fromto="0 0 0 0 0 0.2" mass="0.5" contype="0"/>
+      <body pos="0 0 0.2">
+        <joint name="hinge" axis="0 1 0" range="-10 10"/>
+        <geom name="rod" type="capsule" size="0.02" fromto="0 0 0 0.2 0 0" mass="0.5" contype="0"/>
+      </body>
+    </body>
+  </worldbody>
+  <tendon><fixed name="rod"><joint joint="hinge" coef="2"/></fixed></tendon>
+  <actuator><motor name="motor" joint="hinge" gear="3"/></actuator>
+  <sensor>SENSOR</sensor>
+</mujoco>
+"""
 SENSORS = {
     "positions and velocities": "",
     "forces": '<contact geom1="box" data="force" num="4"/><accelerometer site="center"/>',
@@ -80,6 +104,33 @@ def test_engines_agree_on_sensors_after_steps_and_after_writes(model: mujoco.MjM
             change(sim)
             sim.forward()
         assert close(sims[1].sensordata, sims[0].sensordata.cpu(), 2e-2)
+
+
+@pytest.mark.parametrize(
+    "sensors",
+    [
+        '<framelinvel objtype="geom" objname="box"/><subtreelinvel body="box"/>'
+        '<gyro site="center"/><jointvel joint="hinge"/>'
+        '<tendonpos tendon="rod"/><actuatorpos actuator="motor"/>',
+        '<actuatorvel actuator="motor"/>',
+        '<tendonvel tendon="rod"/>',
+        '<contact geom1="box" data="found dist" reduce="mindist"/>',
+        '<distance geom1="box" geom2="rod" cutoff="9"/>',
+        '<jointlimitpos joint="hinge"/>',
+        '<e_kinetic/>',
+    ],
+)  # fmt: skip
+def test_each_sensor_alone_is_that_of_the_new_state(sensors: str) -> None:
+    text = ARM.replace("SENSOR", sensors)
+    sims = [build(engine, mujoco.MjModel.from_xml_string(text)) for engine in ("native", "warp")]
+    for sim in sims:
+        assert sim.sensordata.shape[1] > 0
+        start_apart(sim)
+        sim.qvel[:, 6:] *= 10.0
+        sim.qpos[:, -1] = 0.4  # Beyond its limit.
+        sim.step(4)
+    assert sims[0].sensordata.ne(0).any()
+    assert close(sims[1].sensordata, sims[0].sensordata.cpu(), 5e-4)
 
 
 def test_sensors_may_be_read_first_after_steps() -> None:
