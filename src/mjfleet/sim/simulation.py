@@ -58,8 +58,8 @@ class Simulation(ABC):
 
     After `step`, positions, velocities and everything that depends on them, including sensors, are
     those of the new state. Accelerations, forces and the sensors that measure them (accelerometer,
-    force, torque, touch, contact) are those that the last physics step computed, as with
-    `mujoco.mj_step`. They are zero between a reset and the next step.
+    force, torque, touch, contact with forces) are those that the last physics step computed, as
+    with `mujoco.mj_step`. They are zero between a reset and the next step.
     """
 
     engine: ClassVar[Literal["warp", "native"]]
