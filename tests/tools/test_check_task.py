@@ -157,6 +157,14 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
     # Environments that see each other, also in rare states.
     ([("return self.target - ", "return self.target[0] - ")],
      [r"of an environment depends on the other environments"]),
+    # A model that is written in a reset; a hook that is none.
+    (
+        [after(RESET, "self.sim.model.dof_damping[:] = 0.3"), method("metric", "{}")],
+        [
+            r"sim.model.dof_damping is written after make_model",
+            r"never calls metric\(\); did you mean metrics",
+        ],
+    ),
     # A start out of range, a model changed too late.
     (
         [
@@ -165,6 +173,7 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
         ],
         [
             r"make_model\(\) or setup\(\) changes masses",
+            r"sim.model.body_mass is written after make_model",
             r"episodes start with joint elbow at -[0-9.]+ to [0-9.]+, beyond its range",
         ],
     ),

@@ -53,8 +53,10 @@ class Examination:
         draws = list(generators.findings("a step"))
         undeclared = list(state_checks.undeclared(subject))
         starts = check(state_checks.first_states)
+        written = list(state_checks.written_model(subject))
+        written += state_checks.misspelt_methods(subject)
         warnings, bad_numbers = list(signals.engine_warnings(env)), signals.not_finite(run)
-        yield from (*draws, *undeclared, *(starts or warnings), *bad_numbers)
+        yield from (*draws, *undeclared, *written, *(starts or warnings), *bad_numbers)
         if bad_numbers or any("reports BAD" in each.text for each in warnings):
             return
         ends = [*signals.early_ends(run), *check(signals.ends_by_length)]

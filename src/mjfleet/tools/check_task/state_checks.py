@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Iterator
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import torch
 from mujoco import mjtJoint
 
+from mjfleet.env import Env
 from mjfleet.env.undeclared import changes, look
 from mjfleet.sim.simulation import DERIVED_FIELDS
 from mjfleet.tools.check_task.subject import (
@@ -28,6 +30,11 @@ WRITERS = {
     "debug_vis": "after_physics()", "commands": "reset_worlds()",
 }  # fmt: skip
 """Methods that write nothing, and where to write instead."""
+OPTIONAL = (
+    "after_physics", "end_episode", "reward_weights", "metrics", "levels_to_evaluate", "debug_vis",
+    "commands", "deployment",
+)  # fmt: skip
+"""Methods that a task may leave out."""
 
 
 class GlobalGenerators:
@@ -63,6 +70,31 @@ def undeclared(subject: Subject) -> Iterator[Finding]:
             "step, no checkpoint holds that: declare what changes by self.add_state in setup()",
             is_sure=False,
         )
+
+
+def misspelt_methods(subject: Subject) -> Iterator[Finding]:
+    """Find methods whose name is nearly that of one which the task leaves out."""
+    absent = [name for name in OPTIONAL if not subject.overrides(name)]
+    for name in sorted(set(dir(type(subject.env))) - set(dir(Env))):
+        if meant := get_close_matches(name, absent, 1, 0.85):
+            text = f"mjfleet never calls {name}(); did you mean {meant[0]}()?"
+            yield Finding(text, is_sure=False)
+
+
+def written_model(subject: Subject) -> Iterator[Finding]:
+    """Find fields of the simulation's model that are not as make_model() returns them."""
+    env = subject.env
+    for name, made in _arrays(type(env).make_model(env.cfg)).items():
+        if not np.array_equal(made, getattr(env.sim.model, name), equal_nan=made.dtype.kind == "f"):
+            yield Finding(
+                f"sim.model.{name} is written after make_model(), which MuJoCo-Warp does not see, "
+                f"nor any world alone: write rows of sim.expand({name!r})"
+            )
+
+
+def _arrays(model: Any) -> dict[str, np.ndarray]:
+    fields = {name: getattr(model, name) for name in dir(model)}
+    return {name: each for name, each in fields.items() if isinstance(each, np.ndarray)}
 
 
 def who_writes(subject: Subject) -> Iterator[Finding]:
