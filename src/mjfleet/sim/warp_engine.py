@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any
 
 import mujoco
 import mujoco_warp as mjw
@@ -15,6 +15,7 @@ import warp as wp
 
 from mjfleet.errors import UserError
 from mjfleet.sim.buffer_use import BufferUse, overflowed_sizes
+from mjfleet.sim.derived_stage import DerivedStage, Level
 from mjfleet.sim.simulation import (
     ACCELERATION_FIELDS,
     BOUNDS,
@@ -25,28 +26,12 @@ from mjfleet.sim.simulation import (
     no_garbage_collection,
 )
 from mjfleet.sim.unread import Unread
-from mjfleet.sim.warp_kernels import clear_columns, note_use
+from mjfleet.sim.warp_kernels import note_use
 from mjfleet.sim.warp_start import start_warp
 from mjfleet.utils.console import in_a_line
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
-
-LIMIT_SENSORS = (
-    mujoco.mjtSensor.mjSENS_JOINTLIMITPOS, mujoco.mjtSensor.mjSENS_JOINTLIMITVEL,
-    mujoco.mjtSensor.mjSENS_TENDONLIMITPOS, mujoco.mjtSensor.mjSENS_TENDONLIMITVEL,
-)  # fmt: skip
-"""Those of positions and velocities, which have one value each."""
-
-COLLISION_SENSORS = {
-    mujoco.mjtSensor.mjSENS_GEOMDIST, mujoco.mjtSensor.mjSENS_GEOMNORMAL,
-    mujoco.mjtSensor.mjSENS_GEOMFROMTO, mujoco.mjtSensor.mjSENS_CONTACT,
-}  # fmt: skip
-CONSTRAINT_SENSORS = {*LIMIT_SENSORS, mujoco.mjtSensor.mjSENS_E_KINETIC}
-"""Those of positions and velocities that need constraints or the inertia matrix."""
-FORCE_FIELDS = {"actuator_velocity", "ten_velocity", "qfrc_bias", "qfrc_passive"}
-FORCE_SENSORS = {mujoco.mjtSensor.mjSENS_ACTUATORVEL, mujoco.mjtSensor.mjSENS_TENDONVEL}
-"""What `mjw.fwd_velocity` computes beside the velocities of bodies."""
 
 LACKING = int(mujoco.mjtDisableBit.mjDSBL_MIDPHASE | mujoco.mjtDisableBit.mjDSBL_AUTORESET)
 
@@ -77,18 +62,8 @@ class WarpSimulation(Simulation):
         self._graphs: dict[tuple[object, ...], wp.Graph] = {}
         self._ray_arrays: dict[int, RayArrays] = {}
         """By the number of rays."""
-        self._derived: Literal["nothing", "motion", "forces"] = "nothing"
-        """What is computed of the new state: all that has been read so far."""
-        is_late = model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
-        sensors = set(model.sensor_type[~is_late].tolist())
-        self._senses_collisions = not sensors.isdisjoint(COLLISION_SENSORS)
-        self._senses_forces = not sensors.isdisjoint(FORCE_SENSORS)
-        self._needs_constraints = (
-            not sensors.isdisjoint(CONSTRAINT_SENSORS)
-            or model.opt.integrator == mjw.IntegratorType.DISCRETE
-            or bool(model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
-        )
         self._is_full = False  # Whether the device had no memory for larger buffers.
+        is_late = model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
         self._has_late_sensors = bool(is_late.any())
         self._has_sensor_history = bool((model.sensor_history[:, 0] > 0).any())
         model = self.model = copy.copy(model)
@@ -107,8 +82,7 @@ class WarpSimulation(Simulation):
             # Since `warnings` was called last.
             self._overflowed, self._most_rows = wp.zeros(num_envs, int), wp.zeros(num_envs, int)
             self._most_contacts = wp.zeros(1, int)
-            is_limit = np.isin(model.sensor_type, LIMIT_SENSORS)
-            self._limits = wp.array(model.sensor_adr[is_limit], dtype=int)
+            self._derived = DerivedStage(model, self._model, self._data)
             bits = [int(mjw.OverflowType[kind]) for kind in self.warning_kinds]
             self._kind_bits = torch.tensor(bits, dtype=torch.int32, device=self.device)
             self._load_kernels()
@@ -117,11 +91,11 @@ class WarpSimulation(Simulation):
             self._accelerations = [field.zero_() for field in live]
 
     def step(self, n: int = 1) -> None:
-        self.launch(self._step, n, self._derived)
+        self.launch(self._step, n, self._derived.level)
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
-        if self._derived != "nothing":
-            self.launch(self._derived_stage, self._derived)
+        if self._derived.level != "nothing":
+            self.launch(self._derived.compute, self._derived.level)
 
     def reset(self, mask: torch.Tensor) -> None:
         self._mask.copy_(mask)
@@ -191,7 +165,7 @@ class WarpSimulation(Simulation):
     def rays(
         self, starts: torch.Tensor, directions: torch.Tensor, groups: tuple[int, ...]
     ) -> torch.Tensor:
-        self._derive("motion")
+        self._read("xpos")
         count = starts.shape[1]
         if count not in self._ray_arrays:
             with torch.inference_mode(False), wp.ScopedDevice(str(self.device)):
@@ -252,12 +226,12 @@ class WarpSimulation(Simulation):
 
     def _load_kernels(self) -> None:
         """Run each kernel once, which compiles and loads it: a capture must not do that."""
-        self._step(1, derived="forces")
+        self._step(1, "forces")
         self._reset()
         for noted in (self._overflowed, self._most_rows, self._most_contacts):
             noted.zero_()
 
-    def _step(self, n: int, derived: str) -> None:
+    def _step(self, n: int, derived: Level) -> None:
         data = self._data
         needed = data.nacon, data.ncollision, data.nefc, data.overflow
         noted = self._most_contacts, self._most_rows, self._overflowed
@@ -268,31 +242,7 @@ class WarpSimulation(Simulation):
             with nullcontext() if is_read or self._has_sensor_history else no_sensors(self._model):
                 mjw.step(self._model, data)
             wp.launch(note_use, self.num_envs, [*needed, *noted])
-        if derived != "nothing":
-            self._derived_stage(derived)
-
-    def _derived_stage(self, derived: str) -> None:
-        """Compute what depends on positions and velocities. `mjw.step1` would clear all sensors.
-
-        Contacts, constraints and inertia matrix are left out where no sensor needs them: they take
-        most of the time, and the next step computes its own.
-        """
-        model, data = self._model, self._data
-        if self._needs_constraints:
-            mjw.fwd_position(model, data, factorize=False)
-        else:
-            mjw.fwd_kinematics(model, data)
-            mjw.transmission(model, data)
-            if self._senses_collisions:
-                mjw.collision(model, data)
-        if self._limits.size:  # MuJoCo-Warp writes their sensors only where a limit is active.
-            wp.launch(clear_columns, self.num_envs, [self._limits, data.sensordata])
-        mjw.sensor_pos(model, data)
-        if derived == "forces" or self._senses_forces or self._needs_constraints:
-            mjw.fwd_velocity(model, data)
-        else:
-            mjw.com_vel(model, data)
-        mjw.sensor_vel(model, data)
+        self._derived.compute(derived)
 
     def _cast(self, count: int, groups: tuple[int, ...]) -> None:
         """Cast so many rays."""
@@ -303,10 +253,9 @@ class WarpSimulation(Simulation):
         into = a.distances, a.geoms, a.normals
         mjw.rays(self._model, self._data, a.starts, a.directions, is_hit, True, a.no_body, *into)
 
-    def _derive(self, derived: Literal["motion", "forces"]) -> None:
-        """Compute derived fields from now on."""
-        if self._derived not in (derived, "forces"):
-            self._derived = derived
+    def _read(self, name: str) -> None:
+        """Compute a derived field from now on."""
+        if self._derived.read(name):
             self.forward()
 
     def _reset(self) -> None:
@@ -327,7 +276,7 @@ class WarpSimulation(Simulation):
 
     def _bind(self, name: str) -> torch.Tensor:
         if name in DERIVED_FIELDS:
-            self._derive("forces" if name in FORCE_FIELDS else "motion")
+            self._read(name)
         # A matrix is 3 x 3 on warp, and 9 numbers in MuJoCo's own arrays.
         shape = np.shape(getattr(mujoco.MjData(self.model), name))
         return wp.to_torch(getattr(self._data, name)).view(self.num_envs, *shape)
