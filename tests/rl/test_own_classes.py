@@ -38,6 +38,15 @@ class Normed(MLPModel):
         self.mlp.insert(1, torch.nn.LayerNorm(self.mlp[0].out_features))
 
 
+class Batched(MLPModel):
+    """A layer that remembers what it saw, and a buffer of bytes."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.mlp.insert(1, torch.nn.BatchNorm1d(self.mlp[0].out_features))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+
+
 class Fast(ppo.PPO):
     pass
 
@@ -249,6 +258,15 @@ def test_a_file_names_classes_of_the_task_and_those_of_a_run_begun_here(pole: Fo
     assert from_file(pole, other, "file", None, name.__eq__) == pole.defaults()  # A flag sets it.
     note = Note("1", "run", [{name: "there:Residual"}], [])
     assert from_file(pole, other, "file", note).agent.actor.class_name == "there:Residual"
+
+
+@pytest.mark.usefixtures("pole")
+def test_workers_share_the_statistics_of_batch_normalisation(run: Run, tmp_path: Path) -> None:
+    batched = ("--agent.actor.class-name", "nets:Batched", "--agent.critic.class-name")
+    train(run, "pole-balance", 2, *batched, "nets:Batched", "--cpu-workers", "2")
+    (checkpoint,) = tmp_path.glob("logs/*/*/checkpoints/model_2.pt")
+    seen = torch.load(checkpoint, weights_only=True)["actor_state_dict"]["mlp.1.running_var"]
+    assert (seen != 1).all()
 
 
 def test_images_are_seen_by_convolutions(pole: FoundTask, run: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
-from mjfleet.rl.minibatches import Minibatch
+from mjfleet.rl.minibatches import Minibatch, forget_nodes
 from mjfleet.rl.ppo import PPO
 
 NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -69,8 +69,7 @@ def _check_loss(alg: PPO, minibatch: Minibatch) -> tuple[str, ...]:
             f"{where} ends with the actor's distribution at other samples than the minibatch's: "
             "call `super().loss(minibatch)` last, or update the distribution again."
         )
-    with torch.no_grad():  # Autograd's nodes would stay alive in it.
-        alg.actor.distribution.update(alg.actor.mlp(minibatch.actor_inputs[:1]))
+    forget_nodes(alg.actor, minibatch.actor_inputs)
     return tuple(parts)
 
 

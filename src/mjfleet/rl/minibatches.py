@@ -107,3 +107,11 @@ def room_for_distribution(actor: Any, storage: RolloutStorage) -> tuple[torch.Te
     actor.train()
     steps = storage.num_transitions_per_env
     return tuple(p.new_zeros(steps, *p.shape) for p in actor.output_distribution_params)
+
+
+@torch.no_grad()
+def forget_nodes(actor: Any, inputs: torch.Tensor) -> None:
+    """Leave none of autograd's nodes in an actor's distribution, by one sample of `inputs`."""
+    actor.eval()  # Nothing remembers the sample; batch normalisation would refuse a single one.
+    actor.distribution.update(actor.mlp(inputs[:1]))
+    actor.train()

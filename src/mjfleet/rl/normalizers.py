@@ -1,18 +1,18 @@
-"""Updates rsl_rl's observation normalisers in place, without waiting for the device.
+"""Updates the statistics of networks in place, without waiting for the device. Runs in a worker."""
 
-Runs in a worker. `EmpiricalNormalization.update` in rsl_rl computes the same, but copies a number
-to the device, which waits for it.
-"""
+from itertools import chain
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mjfleet.rl.algorithm import Algorithm
 
 
 @torch.no_grad()
 def update_normalizers(alg: Algorithm) -> None:
-    """Add the stored rollouts of all ranks to the networks' statistics, if they keep any.
+    """Add the stored rollouts of all ranks to the statistics of rsl_rl's observation normalisers.
 
+    `EmpiricalNormalization.update` in rsl_rl computes the same, but waits for the device.
     Where weights are tied, the observations' mirror images count too. GRPO's critic learns nothing.
     """
     observations, collectives = alg.storage.observations.flatten(0, 1), alg.collectives
@@ -38,3 +38,14 @@ def update_normalizers(alg: Algorithm) -> None:
         normalizer._mean += rate * change
         normalizer._var += rate * (var - normalizer._var + change * (mean - normalizer._mean))
         torch.sqrt(normalizer._var, out=normalizer._std)
+
+
+@torch.no_grad()
+def average_batch_statistics(alg: Algorithm) -> None:
+    """Average the running statistics of batch normalisation, which each rank has of its samples."""
+    networks = (alg.actor, alg.critic, alg.extra) if alg.is_distributed else ()
+    for layer in chain.from_iterable(network.modules() for network in networks):
+        if isinstance(layer, _BatchNorm):
+            for statistics in filter(torch.is_tensor, (layer.running_mean, layer.running_var)):
+                alg.collectives.all_reduce(statistics)
+                statistics.div_(alg.collectives.world_size)

@@ -23,7 +23,7 @@ from mjfleet.rl.captured import Capture, Captured
 from mjfleet.rl.cpu_backprop import choose_backprop
 from mjfleet.rl.equivariance import Equivariance
 from mjfleet.rl.groups import group_advantages
-from mjfleet.rl.minibatches import Minibatch, Minibatches, room_for_distribution
+from mjfleet.rl.minibatches import Minibatch, Minibatches, forget_nodes, room_for_distribution
 from mjfleet.rl.normalizers import update_normalizers
 from mjfleet.sim.unread import Unread, read
 
@@ -261,7 +261,7 @@ class PPO(Algorithm):
             self._totals += torch.stack([parts[name] for name in self._loss_names])
             # No node of autograd's may stay alive: they belong to the stream of this call, with
             # which a capture on another stream cannot synchronise.
-            actor.distribution.update(actor.mlp(batch.actor_inputs[:1]))
+            forget_nodes(actor, batch.actor_inputs)
             for name, value in vars(self).items() if self.has_own_loss else ():
                 if isinstance(value, torch.Tensor) and value.grad_fn is not None:
                     setattr(self, name, value.detach())

@@ -22,7 +22,8 @@ def checksum(algorithm: Algorithm) -> Unread[int]:
     total = torch.zeros((), dtype=torch.int64, device=algorithm.device)
     for module in modules if algorithm.is_distributed else ():
         for tensor in module.state_dict().values():
-            total = total * 31 + tensor.reshape(-1).view(torch.int32).sum(dtype=torch.int64)
+            kind = torch.uint8 if tensor.element_size() % 4 else torch.int32
+            total = total * 31 + tensor.reshape(-1).view(kind).sum(dtype=torch.int64)
     return Unread(total % 2**52, lambda numbers: int(numbers[0]))
 
 

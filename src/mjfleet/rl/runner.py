@@ -24,6 +24,7 @@ from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.divergence import DivergedError, find_trouble, slower
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.gpu_usage import read_usage
+from mjfleet.rl.normalizers import average_batch_statistics
 from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import EpisodeWindow
@@ -192,6 +193,7 @@ class Runner:
         action_std = self._collect(iteration)
         self._clock.mark()
         unread_losses = self._update(iteration)
+        average_batch_statistics(self.alg)
         self._clock.mark()
         evaluation = self._evaluate(iteration)
         self._clock.mark()
