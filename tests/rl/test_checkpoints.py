@@ -16,6 +16,7 @@ from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.checkpoint_files import CheckpointError
+from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 
@@ -404,6 +405,14 @@ def test_an_earlier_versions_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
     (lost,) = checkpointer.resume(run / "checkpoints" / "model_3.pt")
     assert lost == "environments and random states, which begin anew (other state is declared)"
     assert [row["iteration"] for row in train(runner, checkpointer)] == [4, 5]
+
+
+def test_networks_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    runner, checkpointer = build(tmp_path, agent(1))
+    runner.alg.critic.mlp[0].bias.data[0] = torch.nan
+    with pytest.raises(DivergedError, match="not finite"):
+        checkpointer.save(is_last=True)
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:

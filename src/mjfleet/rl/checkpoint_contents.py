@@ -13,6 +13,7 @@ from mjfleet.env.return_checks import observation_sizes
 from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
 from mjfleet.rl.checkpoint_files import OWN, check_fields, check_optimizer
+from mjfleet.rl.divergence import check_networks
 from mjfleet.rl.initial_networks import describe_networks
 from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner
@@ -74,12 +75,14 @@ class Checkpointer:
 
         Raises:
             CheckpointError: writing has failed several times in a row.
+            DivergedError: the networks are not finite.
         """
         runner, rank = self._runner, self._runner.collectives.rank
         iteration = runner.current_learning_iteration
         paths = self._schedule.due(iteration, is_last=is_last, is_best=runner.is_best)
         if not paths:
             return []
+        check_networks(runner.alg, iteration)
         with runner.heartbeat.excused(Phase.SAVE):
             ranks: list[dict[str, Any]] = []
             if self._keeps_worlds:

@@ -22,6 +22,13 @@ class DivergedError(RuntimeError):
         self.flags = flags
 
 
+def check_networks(alg: Algorithm, iteration: int) -> None:
+    """Raise DivergedError if what is learned is not finite. All ranks have the same."""
+    if not all(p.isfinite().all() for p in alg.gradient.parameters):
+        text = f"the policy is not finite; the learning rate is {alg.learning_rate:.3g}"
+        raise DivergedError(f"iteration {iteration}: {text}", slower(alg))
+
+
 def find_trouble(
     guard: RolloutGuard, alg: Algorithm, iteration: int, losses: Mapping[str, float]
 ) -> tuple[str | None, str]:

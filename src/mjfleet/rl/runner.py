@@ -21,7 +21,7 @@ from mjfleet.rl.captured import Capture
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.device_clock import DeviceClock
-from mjfleet.rl.divergence import DivergedError, find_trouble, slower
+from mjfleet.rl.divergence import DivergedError, check_networks, find_trouble
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.gpu_usage import read_usage
 from mjfleet.rl.normalizers import average_batch_statistics
@@ -279,12 +279,9 @@ class Runner:
             self.alg.compute_returns(self.env.get_observations())
         try:
             return self.alg.start_update()
-        except (RuntimeError, ValueError) as error:
-            # All ranks have the same parameters, so all of them fail in the same minibatch.
-            if all(p.isfinite().all() for p in self.alg.actor.parameters()):
-                raise
-            text = f"the policy is not finite; the learning rate is {self.alg.learning_rate:.3g}"
-            raise DivergedError(f"iteration {iteration}: {text}", slower(self.alg)) from error
+        except (RuntimeError, ValueError):
+            check_networks(self.alg, iteration)  # All ranks fail in the same minibatch.
+            raise
 
     def _evaluate(self, iteration: int) -> Sums:
         """Evaluate the policy in this rank's share of the episodes, if an evaluation is due."""
