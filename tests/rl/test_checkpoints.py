@@ -291,6 +291,21 @@ def test_a_rate_that_an_algorithm_of_ones_own_has_reached_goes_on(tmp_path: Path
     assert reached(runner) == 0.25
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])  # By our PPO, and by rsl_rl's.
+def test_a_schedule_of_torchs_decides_the_learning_rate(tmp_path: Path, optimizer: str) -> None:
+    config = agent(3, algorithm={"schedule": "fixed", "optimizer": optimizer})
+    runner, _ = build(tmp_path, config)
+    schedule, rates = torch.optim.lr_scheduler.ExponentialLR(runner.alg.optimizer, 0.5), []
+
+    def after(row: dict[str, Any]) -> None:
+        rates.append(row["learning_rate"])
+        schedule.step()
+
+    runner.train(after, lambda: None)
+    first = config.algorithm.learning_rate
+    assert rates == [first, first / 2, first / 4]
+
+
 def test_the_optimisers_settings_are_those_of_the_configuration(tmp_path: Path) -> None:
     runner, checkpointer = build(tmp_path, agent(2))
     train(runner, checkpointer)

@@ -156,6 +156,7 @@ class Algorithm(algorithms.PPO):
     def start_update(self) -> Unread[dict[str, float]]:
         """Learn from the stored rollout; return the mean losses, which may still be computed."""
         losses = self.update()
+        self.learning_rate = float(self.optimizer.param_groups[0]["lr"])  # That of the steps.
         return Unread(torch.zeros(0, device=self.device), lambda numbers: losses)
 
     def reduce_parameters(self) -> None:

@@ -73,6 +73,7 @@ class PPO(Algorithm):
         # A number for a graph to read. On a CPU it is as exact as Python's.
         dtype = torch.float64 if self.device == "cpu" else torch.float32
         self._rate = torch.tensor(self.learning_rate, dtype=dtype, device=self.device)
+        self._read_rate = self.learning_rate
         device_optimizer.prepare(self.optimizer, self._rate)
         self._backward = Captured(
             "backward",
@@ -185,11 +186,13 @@ class PPO(Algorithm):
         for group in self.optimizer.param_groups:
             if group["lr"] is not self._rate:
                 self.learning_rate, group["lr"] = float(group["lr"]), self._rate
-        self._rate.fill_(self.learning_rate)
+        if self.learning_rate != self._read_rate:  # Otherwise a schedule of torch's may fill it.
+            self._rate.fill_(self.learning_rate)
         self.gradient.attach()
 
     def _read_losses(self, numbers: list[float]) -> dict[str, float]:
         *losses, self.learning_rate = numbers
+        self._read_rate = self.learning_rate
         return dict(zip(self._loss_names, losses, strict=True))
 
     @torch.no_grad()
