@@ -89,6 +89,18 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path) -> None:
         assert all(torch.equal(whole[key], value) for key, value in parts.items())
 
 
+@pytest.mark.parametrize("kinds", [(PPO, Auxiliary), (Auxiliary, PPO)])
+def test_a_run_does_not_continue_with_other_networks_beside_the_actor(
+    kinds: tuple[type[PPO], type[PPO]], tmp_path: Path
+) -> None:
+    first, then = (
+        Checkpointer(make_runner(kind), "cartpole-balance", tmp_path, keep=None) for kind in kinds
+    )
+    (path,) = first.save(is_last=True)
+    with pytest.raises(UserError, match=r"modules.*forecast.weight.*--init-from"):
+        then.resume(path)
+
+
 def test_it_is_captured_and_a_loss_that_does_not_say_so_is_called() -> None:
     class Called(Auxiliary):
         captures = False

@@ -219,6 +219,13 @@ class Checkpointer:
             built.pop("critic_state_dict")
         files.check_shapes(path, state, built)
         if self._keeps_optimizer(own):
+            theirs, ours = (x.get("extra_state_dict", {}) for x in (state, built))
+            if files.shapes(theirs) != files.shapes(ours):
+                there, here = (files.matrices(x) or "none" for x in (theirs, ours))
+                raise UserError(
+                    f"checkpoint {path} is of an algorithm with other networks: its `modules()` "
+                    f"are {there}, this run's are {here}. Begin a new run by --init-from."
+                )
             check_optimizer(state["optimizer_state_dict"], self._runner.alg.optimizer)
         total = self._runner.agent.max_iterations
         if state["iter"] >= total:
