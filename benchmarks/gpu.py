@@ -116,7 +116,7 @@ def _section(section: str, setup: Setup, options: GpuOptions, sender: Any, paren
         for row in SECTIONS[section](setup, options):
             sender.send(row)
     except Exception as error:
-        sender.send({"failed": repr(error)})
+        sender.send({"failed": (str(error) or repr(error)).splitlines()[-1]})
         raise
 
 
