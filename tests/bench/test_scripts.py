@@ -236,7 +236,7 @@ def test_a_section_that_fails_or_takes_too_long_does_not_end_the_others(tmp_path
     run_script(tmp_path, "gpu.py", *flags, "--sections", "peer", "captured", "--output", "failed")
     failed, whole = samples_of(tmp_path / "failed")
     assert failed["status"] == "ended with 1"
-    assert "WorkerError" in failed["rows"][0]["failed"]
+    assert "exit code 1" in failed["rows"][0]["failed"]
     assert whole["status"] == "ok"
     flags = (*flags, "--seconds", "0.01", "--sections", "trains", "same", "--output", "late")
     run_script(tmp_path, "gpu.py", *flags)
