@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+Refusal = Callable[..., str]
 
 
 MODULES = {
@@ -118,24 +120,32 @@ def slowness(warm: "subprocess.Popen[str]") -> float:
 
 @pytest.fixture
 def refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
-    """Return the one line with which `mjfleet` refuses arguments on a machine without a GPU.
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Refusal:
+    """Return the one line with which a command, one of MODULES or a part of `mjfleet`, refuses its
+    arguments in an empty folder on a machine without a GPU.
 
     Nothing else is printed, and nothing is created.
     """
-    from mjfleet.cli.dispatcher import mjfleet
     from mjfleet.cli.run_command import run_command
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("TORCHRUNX_LOG_DIR", "MJFLEET_TASKS"):
+        monkeypatch.delenv(name, raising=False)
 
-    def refuse(*arguments: str) -> str:
-        assert run_command(mjfleet, arguments) == 2
-        shown = capsys.readouterr()
-        assert shown.err.count("\n") == 1
+    def files() -> list[Path]:
+        return [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts]
+
+    def refuse(*words: str) -> str:
+        name, *arguments = words if words[0] in MODULES else ("mjfleet", *words)
+        before = files()
+        assert run_command(getattr(import_module(MODULES[name]), name), arguments) == 2, words
+        shown = capfd.readouterr()
+        assert shown.err.startswith("error: ")
+        assert shown.err.count("\n") == 1, shown.err
         assert not shown.out
-        assert not list(tmp_path.iterdir())
+        assert files() == before
         return shown.err
 
     return refuse

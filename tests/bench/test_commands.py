@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from mjfleet.config import from_dict, to_dict
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.worker_args import WorkerArgs
 
-from ..conftest import PATIENCE, POISON, Run
+from ..conftest import PATIENCE, POISON, Refusal, Run
 from ..env.test_env import BUNDLED
 from .tiny import measured
 
@@ -103,7 +102,7 @@ def test_help_is_light(run: Run) -> None:
     assert all(word in result.stdout for word in ("throughput", "scaling", "startup", "--output"))
 
 
-def test_a_mistake_is_one_message(refusal: Callable[..., str]) -> None:
+def test_a_mistake_is_one_message(refusal: Refusal) -> None:
     for arguments, problem in (
         (["throughput", "cartpole"], "no task `cartpole`"),
         (["throughput", "cartpole-balance", "--iterations", "0"], "--iterations is 0"),

@@ -1,6 +1,5 @@
 """`mjfleet tune`: which number of environments is the answer, and what cannot be measured."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from mjfleet.bench.tune import GAIN, Point, choose, is_done
 
-from ..conftest import POISON, Run
+from ..conftest import POISON, Refusal, Run
 from ..launch.workers import write_noisy
 
 TUNE = ("mjfleet", "tune", "noisy", "--tasks-dir", "tasks", "--gpu-ids", "None")
@@ -81,7 +80,7 @@ def test_a_task_that_does_not_train_is_one_message(
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
 
-def test_a_mistake_is_one_message(refusal: Callable[..., str]) -> None:
+def test_a_mistake_is_one_message(refusal: Refusal) -> None:
     for arguments, problem in (
         (["cartpole"], "no task `cartpole`"),
         (["cartpole-balance", "--cpu-workers", "0"], "--cpu-workers is 0"),

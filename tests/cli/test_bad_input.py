@@ -4,8 +4,7 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,44 +12,10 @@ import pytest
 from mjfleet.cli.run_command import run_command
 from mjfleet.errors import Stopped, WorkerError
 
-from ..conftest import MODULES, TESTS
+from ..conftest import TESTS, Refusal
 
 RUN_DIR = str(TESTS / "data/cartpole-balance-9159368")
 LONG = "x" * 300
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Call:
-    """Call a command in this process, in an empty folder; returns its exit code and output."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("CUDA_VISIBLE_DEVICES", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS"):
-        monkeypatch.delenv(name, raising=False)
-
-    def call_command(command: str, *arguments: str) -> tuple[int, str, str]:
-        try:
-            code = run_command(getattr(import_module(MODULES[command]), command), arguments)
-        except SystemExit as exit:
-            code = exit.code if isinstance(exit.code, int) else 1
-        output = capfd.readouterr()
-        return code, output.out, output.err
-
-    return call_command
-
-
-def refuses(call: Call, tmp_path: Path, *words: str) -> str:
-    """Expect one message and nothing created; returns the message."""
-    before = sorted(tmp_path.rglob("*"))
-    code, out, error = call(*words)
-    assert code == 2, (words, out, error)
-    assert not out
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1, error
-    assert sorted(tmp_path.rglob("*")) == before
-    return error
-
 
 NUMBERS = [
     ("train", ["--env.num-envs", "1000000000000"], "at most 2147483647"),
@@ -63,12 +28,12 @@ NUMBERS = [
 ]
 
 
-def test_absurd_numbers_are_refused(call: Call, tmp_path: Path) -> None:
+def test_absurd_numbers_are_refused(refusal: Refusal) -> None:
     for command, flags, words in NUMBERS:
-        message = refuses(call, tmp_path, command, "cartpole-balance", *flags)
+        message = refusal(command, "cartpole-balance", *flags)
         assert flags[-2] in message or flags[0] in message
         assert words in message
-    message = refuses(call, tmp_path, "mjfleet", "bench", "scaling", "T", "--workers", "9" * 20)
+    message = refusal("mjfleet", "bench", "scaling", "T", "--workers", "9" * 20)
     assert "--workers" in message
 
 
@@ -94,12 +59,12 @@ NAMES = [
 ]
 
 
-def test_names_that_cannot_be_are_refused(call: Call, tmp_path: Path) -> None:
+def test_names_that_cannot_be_are_refused(refusal: Refusal) -> None:
     for words in NAMES:
-        refuses(call, tmp_path, *words, LONG)
+        refusal(*words, LONG)
     for words in (["train"], ["mjfleet"], [*TRAIN, "--resume"], ["mjfleet", "plot"]):
         for name in ("\x1b[31mx", os.fsdecode(b"\xff")):
-            assert "\x1b" not in refuses(call, tmp_path, *words, name)
+            assert "\x1b" not in refusal(*words, name)
 
 
 def test_how_a_command_ends_is_its_exit_code(
@@ -122,15 +87,15 @@ def test_how_a_command_ends_is_its_exit_code(
             raises(fault)
 
 
-def test_an_empty_name_of_a_folder_is_refused(call: Call, tmp_path: Path) -> None:
+def test_an_empty_name_of_a_folder_is_refused(refusal: Refusal) -> None:
     for words in (
         [*TRAIN, "--log-root"],
         [*TRAIN, "--tasks-dir"],
         ["mjfleet", "runs", "--log-root"],
         ["mjfleet", "plot", RUN_DIR, "--log-root"],
     ):
-        assert f"{words[-1]} is ''" in refuses(call, tmp_path, *words, "")
-    refuses(call, tmp_path, "play", "cartpole-balance", "--resume", "")
+        assert f"{words[-1]} is ''" in refusal(*words, "")
+    refusal("play", "cartpole-balance", "--resume", "")
 
 
 @pytest.mark.parametrize(
@@ -142,21 +107,21 @@ def test_an_empty_name_of_a_folder_is_refused(call: Call, tmp_path: Path) -> Non
     ],
 )
 def test_a_file_to_write_needs_its_suffix_and_an_existing_folder(
-    call: Call, tmp_path: Path, command: list[str], flag: str, suffix: str
+    refusal: Refusal, tmp_path: Path, command: list[str], flag: str, suffix: str
 ) -> None:
     (tmp_path / f"folder{suffix}").mkdir()
     words = command if command[0] == "play" else ["mjfleet", *command]
     for name in (".", "/", "file.txt"):
-        assert f"must end in {suffix}" in refuses(call, tmp_path, *words, flag, name)
-    assert "Is a directory" in refuses(call, tmp_path, *words, flag, f"folder{suffix}")
-    assert "missing: No such" in refuses(call, tmp_path, *words, flag, f"missing/file{suffix}")
+        assert f"must end in {suffix}" in refusal(*words, flag, name)
+    assert "Is a directory" in refusal(*words, flag, f"folder{suffix}")
+    assert "missing: No such" in refusal(*words, flag, f"missing/file{suffix}")
 
 
 def test_a_scheduler_that_says_half_of_it_is_refused(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    assert "SLURM_NODEID" in refuses(call, tmp_path, *TRAIN)
+    assert "SLURM_NODEID" in refusal(*TRAIN)
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

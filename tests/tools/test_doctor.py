@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import pytest
 
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, POISON, Run
+from ..conftest import PATIENCE, POISON, Refusal, Run
 
 
 class Line(NamedTuple):
@@ -121,7 +120,7 @@ def test_a_signal_ends_it_and_its_children(tmp_path: Path, scratch: Path, number
         assert not list(scratch.iterdir())
 
 
-def test_a_mistake_is_one_message(refusal: Callable[..., str]) -> None:
+def test_a_mistake_is_one_message(refusal: Refusal) -> None:
     for arguments, words in (
         (["--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
         (["--cpu-workers", "0"], ["--cpu-workers is 0", "between 1 and 1024"]),

@@ -22,8 +22,7 @@ from mjfleet.rl.checkpoint_files import pack_checkpoint, read_checkpoint
 from mjfleet.runs.checkpoints import about
 from mjfleet.sim import make_simulation
 
-from ..cli.test_cli import POISON
-from ..conftest import REPOSITORY, Run, only_run, run_warm
+from ..conftest import POISON, REPOSITORY, Run, only_run, run_warm
 from .test_play import column
 
 ELSEWHERE = "import sys\nsys.modules['mjfleet'] = sys.modules['torch'] = None\n"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.cli.run_command import run_command
 from mjfleet.runs.run_lock import lock_run
+
+from ..conftest import Refusal
 
 
 def write_run(folder: Path, started: str, **entries: Any) -> Path:
@@ -131,18 +132,15 @@ def test_damaged_runs_are_listed_and_hide_no_others(
     assert "a/garbled/run.json: " in shown.err
 
 
-def test_mistakes_are_answered(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_mistakes_are_answered(refusal: Refusal) -> None:
+    assert "--log-root logs: there is no such folder" in refusal("runs")
+    assert "latest: there is no run of this user in logs" in refusal("plot", "latest")
+
+
+def test_where_there_is_no_run_nothing_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for arguments, problem in (
-        (["runs"], "--log-root logs: there is no such folder"),
-        (["plot", "latest"], "latest: there is no run of this user in logs"),
-        (["plot", "2026"], "2026 does not exist"),
-    ):
-        assert run_command(mjfleet, arguments) == 2
-        assert problem in capsys.readouterr().err
-    (tmp_path / "logs").mkdir()
-    assert mjfleet(["runs"]) == mjfleet(["runs", "--json"]) == 0
-    assert capsys.readouterr().out == "there is no such run in logs\n[]\n"
-    assert sorted(tmp_path.rglob("*")) == [tmp_path / "logs"]
+    for flags in ([], ["--json"]):
+        assert mjfleet(["runs", "--log-root", str(tmp_path), *flags]) == 0
+    assert capsys.readouterr().out == f"there is no such run in {tmp_path}\n[]\n"
+    assert not list(tmp_path.iterdir())

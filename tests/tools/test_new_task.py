@@ -2,12 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.cli.run_command import run_command
-
-from ..conftest import POISON, Run, rows, write_task
+from ..conftest import POISON, Refusal, Run, rows, write_task
 
 
 def test_a_new_task_trains_as_it_stands(run: Run, tmp_path: Path) -> None:
@@ -41,12 +36,10 @@ def test_a_task_in_another_folder_is_called_with_it(run: Run, tmp_path: Path) ->
 
 
 def test_what_cannot_be_made_is_one_message_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, refusal: Refusal
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     write_task(tmp_path / "tasks", "taken", "TASKS = {}\n")
     (tmp_path / "file").touch()
-    before = sorted(tmp_path.rglob("*"))
     for arguments, problem in (
         (["2dof"], "'2dof'; it must have at most 100 letters, digits, dashes and underscores, and"),
         (["../arm"], "letters, digits"),
@@ -56,7 +49,4 @@ def test_what_cannot_be_made_is_one_message_and_leaves_nothing(
         (["arm", "--tasks-dir", "file/deeper"], "file/deeper/arm cannot be made: Not a directory"),
         (["arm", "--tasks-dir", "tasks/taken"], "which is a task folder"),
     ):
-        assert run_command(mjfleet, ["new-task", *arguments]) == 2
-        assert problem in capsys.readouterr().err
-    after = [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts]
-    assert after == before
+        assert problem in refusal("new-task", *arguments)

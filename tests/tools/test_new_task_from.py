@@ -18,7 +18,7 @@ from mjfleet.registry import discover
 from mjfleet.tools.check_task.command import WORLDS, examine
 from mjfleet.tools.check_task.examine import Examination
 
-from ..conftest import REPOSITORY, Run, only_run, rows
+from ..conftest import REPOSITORY, Refusal, Run, only_run, rows
 from .own_robots import (
     BIPED,
     HAND,
@@ -512,34 +512,25 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
         "'a.stl' leaves"
     ),
 }  # fmt: skip
-"""The file that is named, what is in its folder, and what is said."""
+"""The file that is named, what is in its folder, and the message."""
 
 
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_cannot_be_read_is_one_message_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, case: str
+    tmp_path: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    file, change, said = REFUSALS[case]
+    file, change, message = REFUSALS[case]
     write_stl(tmp_path / "outside.stl")
     (tmp_path / "other.xml").write_text("<mujoco/>")
     folder = tmp_path / "sources"
     folder.mkdir()
     change(folder)
     monkeypatch.chdir(folder)
-    before = sorted(tmp_path.rglob("*"))
-    assert run_command(mjfleet, ["new-task", "robot", "--from", file]) == 2
-    shown = capsys.readouterr()
-    assert shown.err.count("\n") == 1
-    assert not shown.out
-    assert re.search(said, shown.err), shown.err
-    assert sorted(tmp_path.rglob("*")) == before
+    assert re.search(message, refusal("new-task", "robot", "--from", file))
 
 
-def test_a_folder_that_exists_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_exists_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     file = write_robots(tmp_path / "sources")["arm"]
     (tmp_path / "tasks/arm").mkdir(parents=True)
-    assert run_command(mjfleet, ["new-task", "arm", "--from", str(file)]) == 2
-    assert "tasks/arm cannot be made: File exists" in capsys.readouterr().err
-    assert not list((tmp_path / "tasks/arm").iterdir())
+    message = refusal("new-task", "arm", "--from", str(file))
+    assert "tasks/arm cannot be made: File exists" in message
