@@ -77,7 +77,7 @@ def test_seeds_are_runs_of_one_group_that_continue_as_one(
     monkeypatch.chdir(tmp_path)
     assert train([TASK, *flags, "--agent.max-iterations", "4", "--dry-run"]) == 0
     assert capsys.readouterr().out.count("continues\n") == 2
-    with pytest.raises(UserError, match="--fork: .* is a seed group"):
+    with pytest.raises(UserError, match=r"--fork: .* is a seed group"):
         train(["--resume", str(group), "--fork", "--run-dir", "b", "--agent.max-iterations", "4"])
     listed = json.loads(run("mjfleet", "runs", "--json").stdout)
     assert [(one["run"], one["status"], one["members"]) for one in listed] == [
