@@ -57,6 +57,19 @@ ARM = """
   <sensor>SENSOR</sensor>
 </mujoco>
 """
+LANDING = """
+<mujoco>
+  <asset><mesh name="ball" builtin="sphere" params="1" scale="0.1 0.1 0.1"/></asset>
+  <worldbody>
+    <geom type="plane" size="2 2 0.1"/>
+    <body name="ball" pos="0 0 0.2">
+      <freejoint/>
+      <geom name="ball" size="0.1" mass="1" GEOM/>
+    </body>
+  </worldbody>
+  REST
+</mujoco>
+"""
 SENSORS = {
     "positions and velocities": "",
     "forces": '<contact geom1="box" data="force" num="4"/><accelerometer site="center"/>',
@@ -131,6 +144,29 @@ def test_each_sensor_alone_is_that_of_the_new_state(sensors: str) -> None:
         sim.step(4)
     assert sims[0].sensordata.ne(0).any()
     assert close(sims[1].sensordata, sims[0].sensordata.cpu(), 5e-4)
+
+
+@pytest.mark.parametrize(
+    ("field", "geom", "rest"),
+    [
+        ("sensordata", "", '<sensor><tactile mesh="ball" geom="ball"/></sensor>'),
+        ("actuator_velocity", "", '<actuator><adhesion body="ball" ctrlrange="0 1"/></actuator>'),
+        ("qfrc_passive", 'adhesion="5"', ""),
+    ],
+)
+def test_what_follows_of_contacts_is_that_of_the_new_state(
+    field: str, geom: str, rest: str
+) -> None:
+    model = mujoco.MjModel.from_xml_string(LANDING.replace("GEOM", geom).replace("REST", rest))
+    native, warp = build("native", model), build("warp", model)
+    for sim in (native, warp):
+        assert getattr(sim, field).eq(0).all()
+        sim.step()
+        sim.qpos[:, 2] = 0.095  # It touches now.
+        sim.qvel[:, 2] = -0.5
+        sim.forward()
+    assert getattr(native, field).ne(0).any()
+    assert close(getattr(warp, field), getattr(native, field).cpu(), 1e-4)
 
 
 def test_sensors_may_be_read_first_after_steps() -> None:

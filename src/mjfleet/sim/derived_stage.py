@@ -21,6 +21,7 @@ CONSTRAINT_SENSORS = {*LIMIT_SENSORS, mujoco.mjtSensor.mjSENS_E_KINETIC}
 COLLISION_SENSORS = {
     mujoco.mjtSensor.mjSENS_GEOMDIST, mujoco.mjtSensor.mjSENS_GEOMNORMAL,
     mujoco.mjtSensor.mjSENS_GEOMFROMTO, mujoco.mjtSensor.mjSENS_CONTACT,
+    mujoco.mjtSensor.mjSENS_TACTILE,
 }  # fmt: skip
 FORCE_SENSORS = {mujoco.mjtSensor.mjSENS_ACTUATORVEL, mujoco.mjtSensor.mjSENS_TENDONVEL}
 FORCE_FIELDS = {"actuator_velocity", "ten_velocity", "qfrc_bias", "qfrc_passive"}
@@ -49,6 +50,8 @@ class DerivedStage:
             or bool(model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
         )
         self._needs_forces = self._needs_constraints or not sensors.isdisjoint(FORCE_SENSORS)
+        # Of contacts follow the moments of adhesive actuators, and the forces of adhesive geoms.
+        self._adheres = bool(on_device.nacttrnbody or on_device.flg_adhesion)
 
     def read(self, name: str) -> bool:
         """Note that a derived field is read; return whether more is to be computed than before."""
@@ -62,7 +65,8 @@ class DerivedStage:
         model, data = self._model, self._data
         if level == "nothing":
             return
-        if self._needs_constraints:
+        has_forces = level == "forces" or self._needs_forces
+        if self._needs_constraints or (has_forces and self._adheres):
             mjw.fwd_position(model, data, factorize=False)
         else:
             mjw.fwd_kinematics(model, data)
@@ -72,7 +76,7 @@ class DerivedStage:
         if self._limits.size:  # MuJoCo-Warp writes their sensors only where a limit is active.
             wp.launch(clear_columns, data.nworld, [self._limits, data.sensordata])
         mjw.sensor_pos(model, data)
-        if level == "forces" or self._needs_forces:
+        if has_forces:
             mjw.fwd_velocity(model, data)
         else:
             mjw.com_vel(model, data)
