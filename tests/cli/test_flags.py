@@ -14,7 +14,7 @@ from mjfleet.config import TrainConfig
 from mjfleet.config.flags import flags_of, parse_flags
 from mjfleet.errors import UserError
 
-from ..conftest import REPOSITORY
+from ..conftest import REPOSITORY, write_task
 
 TASK = "cartpole-balance"
 
@@ -52,6 +52,25 @@ def test_help_and_completion_name_the_short_names(capsys: pytest.CaptureFixture[
             r" --max-iterations \S+, --agent\.max-iterations ", capsys.readouterr().out
         )
     assert "--seed" in candidates(["train", TASK, "--see"])
+
+
+def test_help_shows_a_field_that_has_no_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = """
+from dataclasses import dataclass
+from mjfleet.config import EnvConfig, Task
+
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig(EnvConfig):
+    silent: float = 0.25
+
+TASKS = {"own": Task(summary="Own.", env=OwnConfig(), env_class="env:OwnEnv")}
+"""
+    write_task(tmp_path, "own", source)
+    for asked in ("--help", "--help-all"):
+        assert train(["own", "--tasks-dir", str(tmp_path), asked]) == 0
+        assert "--env.silent FLOAT" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def _configuration(kind: tyro.constructors.StructTypeInfo) -> Any:
             default = getattr(kind.default, field.name)
         elif default is MISSING:
             default = tyro.MISSING_NONPROP if make is MISSING else make()
-        text = field.metadata.get("help") or (lambda name=field.name: field_texts(owner).get(name))
+        text = field.metadata.get("help", lambda name=field.name: field_texts(owner).get(name))
         found.append(tyro.constructors.StructFieldSpec(field.name, hint, default, text))
     return tyro.constructors.StructConstructorSpec(owner, tuple(found))
 
