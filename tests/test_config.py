@@ -250,7 +250,7 @@ def test_values_that_would_not_count_are_refused() -> None:
         UntypedConfig()
 
 
-@pytest.mark.parametrize("value", [{1, 2}, object(), [b"x"], {(0, 1): 2.0}])
+@pytest.mark.parametrize("value", [{1, 2}, object(), [b"x"], {(0, 1): 2.0}, EnvConfig])
 def test_a_value_that_no_file_can_hold_is_named(value: Any) -> None:
     with pytest.raises(UserError, match=r"`odd` holds .* a configuration holds numbers, text"):
         to_dict(OddConfig(odd=value))

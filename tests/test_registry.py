@@ -88,6 +88,9 @@ def test_a_misspelt_task_suggests_the_nearest() -> None:
             r"(?s)config.py\", line 3.*raise OSError.*OSError: no disk",
         ),
         (CONFIG.format(name="a/b", summary=""), "the task name 'a/b' must be a plain folder name"),
+        (config("thing").replace("EnvConfig()", "EnvConfig"), r"`env` .* an EnvConfig\("),
+        (config("thing").replace('"env:Thing"', "EnvConfig"), "`env_class` .* `module:Class`"),
+        (config("thing").replace(")}", ", agent={3: 4})}"), r"`agent` is {3: 4}.* an AgentConfig"),
     ],
 )
 def test_a_broken_folder_hides_no_other_task(elsewhere: Path, source: str, why: str) -> None:

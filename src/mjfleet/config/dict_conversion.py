@@ -55,7 +55,7 @@ def value_at(data: Any, name: str, default: Any = None) -> Any:
 
 def plain(value: Any, name: str = "a value") -> Any:
     """Return a value, or a configuration, as `to_dict` returns the values of its fields."""
-    if is_dataclass(value):
+    if is_dataclass(value) and not isinstance(value, type):
         return to_dict(value)
     if isinstance(value, Mapping):
         return {_plain_leaf(key, name): plain(item, name) for key, item in value.items()}

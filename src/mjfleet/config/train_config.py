@@ -8,7 +8,7 @@ from typing import Annotated
 from mjfleet.config.agent_config import AgentConfig
 from mjfleet.config.field_kinds import Kind, leaves
 from mjfleet.config.launch_config import LaunchConfig
-from mjfleet.config.validation import Checked, Count, OptionalCount, Seconds
+from mjfleet.config.validation import SHOWN, Checked, Count, OptionalCount, Seconds
 from mjfleet.errors import UserError
 
 
@@ -102,3 +102,10 @@ class Task:
     """Packages that must be installed, such as the one that holds the model."""
     extra: str = ""
     """The optional dependency of mjfleet that installs them."""
+
+    def __post_init__(self) -> None:
+        kinds = {"env": EnvConfig, "env_class": str, "agent": AgentConfig}
+        for name, kind in kinds.items():
+            if not isinstance(value := getattr(self, name), kind):
+                must = "text, `module:Class`" if kind is str else f"an {kind.__name__}(...)"
+                raise UserError(f"Task: `{name}` is {value!r:.{SHOWN}}; it must be {must}.")
