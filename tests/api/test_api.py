@@ -221,15 +221,10 @@ def test_a_run_is_saved_and_stops_when_its_program_is_killed(how: str, rail: Pat
     stopped(rail)
 
 
-def test_messages_name_the_flag_of_a_wrong_field(tmp_path: Path) -> None:
-    for call, message in (
-        (lambda: mjfleet.train("cartpole-balance", agent={"max_iterations": 0}), "agent.max-iter"),
-        (lambda: mjfleet.make("cartpole-balance", num_envs=0), "env.num-envs is 0"),
-        (lambda: next(mjfleet.iterate("cartpole-balance", cpu_threads=0)), "cpu-threads is 0"),
-        (lambda: mjfleet.tasks(str(tmp_path / "none")), "tasks-dir names"),
-    ):
-        with pytest.raises(mjfleet.UserError, match=f"--{message}"):
-            call()
+def test_tasks_are_those_of_the_command(tmp_path: Path) -> None:
+    assert "Keep a pole upright" in mjfleet.tasks()["cartpole-balance"]
+    with pytest.raises(mjfleet.UserError, match="--tasks-dir names"):
+        mjfleet.tasks(str(tmp_path / "none"))
 
 
 def test_importing_is_light_and_names_are_documented() -> None:

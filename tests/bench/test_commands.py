@@ -104,7 +104,6 @@ def test_help_is_light(run: Run) -> None:
 
 def test_a_mistake_is_one_message(refusal: Refusal) -> None:
     for arguments, problem in (
-        (["throughput", "cartpole"], "no task `cartpole`"),
         (["throughput", "cartpole-balance", "--iterations", "0"], "--iterations is 0"),
         (["throughput", "cartpole-balance", "--cpu-threads", "1000"], "--cpu-threads is 1000"),
         (["scaling", "cartpole-balance", "--workers", "1000"], "--workers is 1000"),

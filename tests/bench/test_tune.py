@@ -81,13 +81,9 @@ def test_a_task_that_does_not_train_is_one_message(
 
 
 def test_a_mistake_is_one_message(refusal: Refusal) -> None:
-    for arguments, problem in (
-        (["cartpole"], "no task `cartpole`"),
-        (["cartpole-balance", "--cpu-workers", "0"], "--cpu-workers is 0"),
-        (["cartpole-balance", "--seeds", "3"], "leave out --resume, --run-dir, --seeds"),
-        (["cartpole-balance", "--gpu-ids", "7"], "--gpu-ids 7"),
-    ):
-        assert problem in refusal("tune", *arguments)
+    message = refusal("tune", "cartpole-balance", "--seeds", "3")
+    assert "leave out --resume, --run-dir, --seeds" in message
+    assert "--gpu-ids 7" in refusal("tune", "cartpole-balance", "--gpu-ids", "7")
 
 
 def test_help_says_what_is_measured(run: Run) -> None:

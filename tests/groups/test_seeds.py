@@ -152,7 +152,6 @@ def test_seeds_are_stopped_and_resumed_as_one(run: Run, tmp_path: Path) -> None:
     [
         (("--seeds",), "--seeds"),
         (("--seeds", "1", "2", "1"), "--seeds"),
-        (("--seeds", "2", "--gpu-ids", "None", "--per-run", "1000"), "--per-run is 1000"),
         (("--seeds", "2", "--hosts", "a", "b"), "--hosts"),
         (("--per-run", "1"), "--seeds"),
     ],

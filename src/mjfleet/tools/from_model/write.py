@@ -34,8 +34,6 @@ def write_task(
     """
     import jinja2
 
-    if folder.exists():
-        raise UserError(f"{folder} cannot be made: File exists.")
     with tempfile.TemporaryDirectory() as made:
         source = Source(file, place := Path(made))
         robot = Robot(source.spec, source.questions)
