@@ -159,9 +159,15 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
      [r"of an environment depends on the other environments"]),
     # A model that is written in a reset; a hook that is none.
     (
-        [after(RESET, "self.sim.model.dof_damping[:] = 0.3"), method("metric", "{}")],
         [
-            r"sim.model.dof_damping is written after make_model",
+            after(RESET, "self.sim.model.dof_damping[:] = 0.3"),
+            after(SETUP, "self.sim.model.opt.timestep = 0.005"),
+            method("metric", "{}"), method("terminate", "self.never"),
+        ],
+        [
+            r"sim.model.dof_damping is written after make_model.*write rows of sim.expand",
+            r"sim.model.opt.timestep is written after make_model.*set it in make_model\(\)",
+            r"never calls terminate\(\); did you mean terminated",
             r"never calls metric\(\); did you mean metrics",
         ],
     ),

@@ -31,8 +31,8 @@ WRITERS = {
 }  # fmt: skip
 """Methods that write nothing, and where to write instead."""
 OPTIONAL = (
-    "after_physics", "end_episode", "reward_weights", "metrics", "levels_to_evaluate", "debug_vis",
-    "commands", "deployment",
+    "make_model", "count_actions", "setup", "after_physics", "terminated", "end_episode",
+    "reward_weights", "metrics", "levels_to_evaluate", "debug_vis", "commands", "deployment",
 )  # fmt: skip
 """Methods that a task may leave out."""
 
@@ -84,17 +84,23 @@ def misspelt_methods(subject: Subject) -> Iterator[Finding]:
 def written_model(subject: Subject) -> Iterator[Finding]:
     """Find fields of the simulation's model that are not as make_model() returns them."""
     env = subject.env
-    for name, made in _arrays(type(env).make_model(env.cfg)).items():
-        if not np.array_equal(made, getattr(env.sim.model, name), equal_nan=made.dtype.kind == "f"):
+    now = _numbers(env.sim.model)
+    for name, made in _numbers(type(env).make_model(env.cfg)).items():
+        if not np.array_equal(made, now[name], equal_nan=np.asarray(made).dtype.kind == "f"):
+            is_array = isinstance(made, np.ndarray)
+            how = f"write rows of sim.expand({name!r})" if is_array else "set it in make_model()"
             yield Finding(
                 f"sim.model.{name} is written after make_model(), which MuJoCo-Warp does not see, "
-                f"nor any world alone: write rows of sim.expand({name!r})"
+                f"nor any world alone: {how}"
             )
 
 
-def _arrays(model: Any) -> dict[str, np.ndarray]:
-    fields = {name: getattr(model, name) for name in dir(model)}
-    return {name: each for name, each in fields.items() if isinstance(each, np.ndarray)}
+def _numbers(model: Any) -> dict[str, Any]:
+    """Return the numbers of a model and of its options. Engines themselves write the flags."""
+    found = {name: getattr(model, name) for name in dir(model)}
+    found = {name: each for name, each in found.items() if isinstance(each, np.ndarray)}
+    options = (name for name in dir(model.opt) if name[0] != "_" and name != "disableflags")
+    return found | {f"opt.{name}": getattr(model.opt, name) for name in options}
 
 
 def who_writes(subject: Subject) -> Iterator[Finding]:
