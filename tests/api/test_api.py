@@ -227,6 +227,19 @@ def test_tasks_are_those_of_the_command(tmp_path: Path) -> None:
         mjfleet.tasks(str(tmp_path / "none"))
 
 
+def test_a_configuration_of_another_task_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("task: cartpole-balance\nenv: {swing_up: false, num_envs: 3}\n")
+    mapping = {"task": "cartpole-balance", "env": {"num_envs": 3}}
+    for config in (file, str(file), mapping):
+        with pytest.raises(mjfleet.UserError, match="is of the task cartpole-balance, not of"):
+            mjfleet.make("cartpole-swingup", config=config, device="cpu")
+    with mjfleet.make("cartpole-balance", config=mapping, device="cpu") as env:
+        assert env.num_envs == 3
+    with pytest.raises(mjfleet.UserError, match="must hold a mapping"):
+        mjfleet.make("cartpole-balance", config=[mapping], device="cpu")  # pyright: ignore[reportArgumentType]
+
+
 def test_importing_is_light_and_names_are_documented() -> None:
     code = "import sys, mjfleet; assert not {'torch', 'mujoco', 'tyro', 'yaml'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,7 +16,7 @@ from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.launch.launch_plan import new_folder
 from mjfleet.registry import FoundTask, discover
-from mjfleet.runs.config_yaml import from_file, read_config
+from mjfleet.runs.config_yaml import from_file, read_config, without_task
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 
 Config = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
@@ -45,11 +45,9 @@ def choose_task(
     not allowed.
     """
     changed = plain(changes)
-    given, place = by_dotted_name(changed), None
-    if isinstance(config, (str, os.PathLike)):
-        data, place = read_config(os.fspath(config)), Path(config).parent
-    else:
-        data = plain(config or {})
+    given = by_dotted_name(changed)
+    file = os.fspath(config) if isinstance(config, (str, os.PathLike)) else None
+    place = None if file is None else Path(file).parent
     if not isinstance(task, str):
         found = _by_value(task, name, changes)
     elif name is not None:
@@ -58,10 +56,12 @@ def choose_task(
         tasks_dir = changed.get("tasks_dir") or (place and tasks_dir_of(place))
         found = discover(os.environ, tasks_dir).find(task)
     try:
-        if place is None:
-            base = from_dict(found.defaults(), data)
+        if place is None or file is None:
+            data = plain(config or {})
+            base = from_dict(found.defaults(), without_task(data, "config", found.name))
         else:
-            base = from_file(found, data, f"config={config}", note_of(place), given.__contains__)
+            data, note = read_config(file, task=found.name), note_of(place)
+            base = from_file(found, data, f"config={config}", note, given.__contains__)
         chosen = from_dict(base, changed)
     except UserError as error:
         raise UserError(f"{found.name}: {error}") from None

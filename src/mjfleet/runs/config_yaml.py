@@ -39,7 +39,14 @@ def read_config(path: str, name: str | None = None, task: str | None = None) -> 
     mapping of names, or is of another task than `task`.
     """
     name, is_typed = name or f"--config {path}", name is None
-    data = _read(path, name, is_typed)
+    return without_task(_read(path, name, is_typed), name, task)
+
+
+def without_task(data: Any, name: str, task: str | None = None) -> dict[str, Any]:
+    """Return a configuration without its task; UserError as for `read_config`."""
+    if not isinstance(data, dict):
+        raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
+    data = dict(data)
     its_task = data.pop(TASK_ENTRY, None)
     if None not in (task, its_task) and its_task != task:
         raise UserError(
@@ -51,7 +58,7 @@ def read_config(path: str, name: str | None = None, task: str | None = None) -> 
 
 def task_of(path: str) -> str:
     """Return the task of the file of `--config`; UserError if it cannot be read or names none."""
-    task = _read(path, f"--config {path}", is_typed=True).get(TASK_ENTRY)
+    task = value_at(_read(path, f"--config {path}", is_typed=True), TASK_ENTRY)
     if not isinstance(task, str):
         raise UserError(
             f"--config {path} names no task: add a line such as `task: cartpole-balance`, or name "
@@ -170,22 +177,19 @@ def differences(config: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any,
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _read(path: str, name: str, is_typed: bool) -> dict[str, Any]:
-    """Return the mapping that a YAML or JSON file holds."""
+def _read(path: str, name: str, is_typed: bool) -> Any:
+    """Return what a YAML or JSON file holds."""
     import yaml  # It takes a while.
 
     try:
         with open_regular(Path(path), CONFIG_BYTES, may_link=is_typed) as file:
             text = file.read()
         # YAML includes JSON, but for the tabs that indent some files.
-        data = yaml.safe_load(text.expandtabs() if path.endswith(".json") else text)
+        return yaml.safe_load(text.expandtabs() if path.endswith(".json") else text)
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{name}: not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise UserError(f"{name}: must hold a mapping such as `agent: {{seed: 2}}`.")
-    return data
 
 
 def _placement_in(config: TrainConfig) -> dict[str, Any]:
