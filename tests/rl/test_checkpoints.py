@@ -306,6 +306,25 @@ def test_a_schedule_of_torchs_decides_the_learning_rate(tmp_path: Path, optimize
     assert rates == [first, first / 2, first / 4]
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_a_schedule_of_torchs_continues(tmp_path: Path, optimizer: str) -> None:
+    config = {"algorithm": {"schedule": "fixed", "optimizer": optimizer}}
+    runner, checkpointer = build(tmp_path, agent(2, **config))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(runner.alg.optimizer, 0.5)
+    first = runner.alg.learning_rate
+    runner.train(lambda row: schedule.step(), lambda: None)
+    (path,) = checkpointer.save(is_last=True)
+    for begin in (0.25, 0.125):
+        runner, checkpointer = build(tmp_path, agent(3, **config))
+        checkpointer.resume(path)
+        assert reached(runner) == 0.25 * first
+        if begin == 0.125:  # By a schedule that begins anew, with what the hook counts.
+            torch.optim.lr_scheduler.LambdaLR(runner.alg.optimizer, lambda _: begin)
+        rows = list[dict[str, Any]]()
+        runner.train(rows.append, lambda: None)
+        assert rows[0]["learning_rate"] == begin * first
+
+
 def test_the_optimisers_settings_are_those_of_the_configuration(tmp_path: Path) -> None:
     runner, checkpointer = build(tmp_path, agent(2))
     train(runner, checkpointer)

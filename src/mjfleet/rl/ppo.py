@@ -288,16 +288,19 @@ class PPO(Algorithm):
     def save(self) -> dict[str, Any]:
         """Return networks and optimiser in a form that rsl_rl's own PPO can load."""
         state, name = super().save(), "optimizer_state_dict"
-        return state | {name: device_optimizer.portable(state[name], self.learning_rate)}
+        is_set = self.learning_rate != self._read_rate
+        rate = self.learning_rate if is_set else self._rate.item()  # Of the next update.
+        return state | {name: device_optimizer.portable(state[name], rate)}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
         loads_iteration = super().load(loaded_dict, load_cfg, strict)
-        device_optimizer.prepare(self.optimizer, self._rate.fill_(self.learning_rate))
+        self.set_learning_rate(self.learning_rate)
+        device_optimizer.prepare(self.optimizer, self._rate)
         self._forget_graphs()  # They would step the replaced optimiser state.
         return loads_iteration
 
     def set_learning_rate(self, rate: float) -> None:
-        self.learning_rate = rate
+        self.learning_rate = self._read_rate = rate
         self._rate.fill_(rate)
 
     def _forget_graphs(self) -> None:
