@@ -148,6 +148,7 @@ SHOUT = f"""[print(f"rank {{RANK}} line {{i}}") for i in range({LINES})]
             sys.stdout.buffer.write(b"half\\rwhole \\xff\\x1b[32mgreen\\x1b[0m\\n")
             sys.stdout.flush()
             print("and an error", file=sys.stderr)
+            __import__("logging").getLogger("task").warning("and a warning")
             if RANK == 0: open("printed", "w").close()
             while not os.path.exists("printed"): pass  # Nobody may end while the other prints.
             if RANK == 1: open("failed", "w").close(); os.kill(os.getpid(), signal.SIGKILL)"""
@@ -167,11 +168,11 @@ def test_logs_are_whole_when_a_worker_is_killed(tmp_path: Path, figure: Figure) 
         shouted = [f"rank {rank} line {i}".encode() for i in range(LINES)]
         assert re.findall(rb"^rank \d line \d+$", text, re.MULTILINE) == shouted
         assert b"half\rwhole \xff\x1b[32mgreen\x1b[0m\n" in text
-        assert b"and an error\n" in text
+        assert b"and an error\nand a warning\n" in text
     # The terminal: rank 0's, byte for byte, in its place.
     assert b"rank 0 line 19999\nhalf\rwhole \xff\x1b[32mgreen\x1b[0m\n" in result.stdout
     assert b"rank 1" not in result.stdout.replace(b"rank 1 on", b"")
-    assert b"and an error\n" in result.stderr
+    assert b"and an error\nand a warning\n" in result.stderr
 
 
 @pytest.mark.parametrize("source", ["flag", "variable"])

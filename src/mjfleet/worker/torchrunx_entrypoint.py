@@ -1,6 +1,7 @@
 """What a worker that torchrunx has started does first and last. Runs in that worker."""
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -38,6 +39,10 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     is_first = rank.rank == 0
     stdout, stderr = args.terminal if args.terminal and is_first else (log_file, log_file)
     _redirect_output(stdout, stderr)
+    # The agent, whose fork this is, has a handler for its own log: warnings belong in the worker's.
+    root = logging.getLogger()
+    root.handlers.clear()
+    root.setLevel(logging.WARNING)
     # faulthandler writes stacks from C, also when no Python code can run.
     stacks = args.stacks_file(rank.local_rank)
     faulthandler.register(signal.SIGQUIT, stacks.open("a"), all_threads=True)
