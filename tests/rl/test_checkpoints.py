@@ -319,7 +319,7 @@ def test_a_schedule_of_torchs_continues(tmp_path: Path, optimizer: str) -> None:
         checkpointer.resume(path)
         assert reached(runner) == 0.25 * first
         if begin == 0.125:  # By a schedule that begins anew, with what the hook counts.
-            torch.optim.lr_scheduler.LambdaLR(runner.alg.optimizer, lambda _: begin)
+            torch.optim.lr_scheduler.LambdaLR(runner.alg.optimizer, lambda _: 0.125)
         rows = list[dict[str, Any]]()
         runner.train(rows.append, lambda: None)
         assert rows[0]["learning_rate"] == begin * first
