@@ -73,6 +73,8 @@ def test_a_run_that_has_learned_nothing_begins_anew_with_what_is_typed(tmp_path:
     assert resume
     assert (resume.run_dir, resume.checkpoint, resume.iteration) == (run_dir, None, 0)
     assert (found.name, config.agent.seed, config.agent.algorithm.gamma) == (TASK, 1, 0.5)
+    with pytest.raises(UserError, match="has no checkpoint and begins anew"):
+        configure(["--run-dir", str(run_dir), DRY])
 
 
 def test_what_words_meant_at_first_is_not_looked_up_anew(

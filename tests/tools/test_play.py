@@ -75,6 +75,16 @@ def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> N
     assert (frames[0] != frames[-1]).any()
 
 
+def test_a_run_with_damaged_files_is_no_mistyped_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/run.json").write_text("{")
+    code, shown = call("play", "a")
+    assert (code, shown.startswith("error: a/run.json: ")) == (2, True), shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

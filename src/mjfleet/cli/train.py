@@ -84,6 +84,11 @@ def configure(arguments: Sequence[str]) -> Chosen:
     named, file = sources.named, read_config(start.config, task=task) if start.config else {}
     task = task or (named.task if named else start.config and task_of(start.config))
     if not task:
+        if sources.here:
+            raise UserError(
+                f"--run-dir {sources.here.path}: the run there has no checkpoint and begins anew: "
+                "type the whole command, with the task."
+            )
         raise UserError(
             "the task comes first: `train <task> ...`, unless the file of --config or the run of "
             "--resume or --run-dir names it. `train --help` lists tasks."

@@ -132,9 +132,10 @@ def play(arguments: Sequence[str]) -> int:
             is_pretrained=start.pretrained, as_trained=start.as_trained,
         )  # fmt: skip
     except UserError as no_run:
-        if start.resume and not word and start.resume != LATEST and "/" not in start.resume:
+        named = "" if word else start.resume
+        if named and named != LATEST and "/" not in named and not Path(named).exists():
             try:
-                registry.find(start.resume)
+                registry.find(named)
             except UserError as no_task:
                 raise UserError(f"{no_task}\n{no_run}") from None
         raise
