@@ -458,16 +458,6 @@ def test_worlds_may_differ_in_what_the_model_says(engine: str) -> None:
         assert close(sim.qpos[world, :3], data.qpos[:3], 1e-3), world
 
 
-def test_worlds_may_fall_at_their_own_rates(engine: str) -> None:
-    sim = build(engine, load("box"))
-    sim.expand("opt.gravity")[:, 2] = -9.81 * torch.tensor(MASSES).to(sim.qpos)
-    start = sim.qpos[:, 2].clone()
-    sim.qpos[:, 2] += 100.0
-    sim.step(10)
-    fallen = 100.0 + start - sim.qpos[:, 2]
-    assert close(fallen / fallen[1], MASSES, 1e-3)
-
-
 def test_balls_land_on_what_has_grown(engine: str) -> None:
     model = mujoco.MjModel.from_xml_string(
         """
@@ -504,16 +494,6 @@ def test_contacts_of_bodies_that_only_turn_or_slide_weigh_as_compiled(engine: st
     sim.set_const()
     weights = sim.expand("body_invweight0")
     assert close(weights, torch.from_numpy(model.body_invweight0).expand_as(weights))
-
-
-def test_what_differs_is_kept_with_the_state(engine: str) -> None:
-    model = load("box")
-    sim, again = build(engine, model), build(engine, model)
-    for each in (sim, again):
-        each.expand("geom_friction")
-    sim.expand("geom_friction")[2] = 0.123
-    again.restore({name: value.clone() for name, value in sim.state().items()})
-    assert torch.equal(sim.expand("geom_friction"), again.expand("geom_friction"))
 
 
 def test_springs_that_yield_are_kept_and_reset(engine: str) -> None:
