@@ -5,6 +5,7 @@ import ctypes.util
 import json
 import multiprocessing.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,10 @@ HEAVY = (
     "torch", "warp", "mujoco", "mujoco_warp", "rsl_rl", "tensordict", "wandb", "torchrunx", "skrl",
     "jax", "rl_games",
 )  # fmt: skip
+SMALL = (
+    "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
+)  # fmt: skip
+"""Flags of `train` with which an iteration of cartpole-balance takes milliseconds."""
 POISON = f"""
 import sys
 class Poison:
@@ -302,6 +307,14 @@ def write_task(root: Path, name: str, config: str, env: str = "", model: str = "
     for file, text in (("config.py", config), ("env.py", env), ("model.xml", model)):
         if text:
             (folder / file).write_text(text)
+    return folder
+
+
+def copy_task(root: Path, name: str, source: str = "cartpole") -> Path:
+    """Copy a bundled task's folder, in which tasks then begin with `name`; returns the copy."""
+    folder = shutil.copytree(REPOSITORY / "tasks" / source, root / name)
+    config = folder / "config.py"
+    config.write_text(config.read_text().replace(f'"{source}-', f'"{name}-'))
     return folder
 
 

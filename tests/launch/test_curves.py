@@ -10,15 +10,13 @@ from matplotlib import image
 from mjfleet.launch import planned_run
 from mjfleet.launch.planned_run import draw_curves
 
-from ..conftest import Run, only_run
-
-SHORT = ("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8")
+from ..conftest import SMALL, Run, only_run
 
 
 def test_a_run_leaves_its_curves_and_does_well_without(
     run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ten = run("train", "cartpole-balance", *SHORT, "--agent.max-iterations", "10")
+    ten = run("train", "cartpole-balance", *SMALL, "--agent.max-iterations", "10")
     folder = only_run(tmp_path)
     assert (ten.returncode, ten.stderr) == (0, "")
     shown = folder.relative_to(tmp_path)

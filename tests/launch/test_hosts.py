@@ -22,7 +22,7 @@ from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from ..conftest import PATIENCE, only_run, rows
 from .network import TOOLS, Network
 from .workers import (
-    SMALL,
+    PAIR,
     TRAIN,
     saved,
     wait_for_iteration,
@@ -30,7 +30,7 @@ from .workers import (
     write_noisy,
 )
 
-EACH = (*SMALL[:-2], "--cpu-workers", "1", "--cpu-threads", "1")
+EACH = (*PAIR[:-2], "--cpu-workers", "1", "--cpu-threads", "1")
 TWO = (*EACH, "--hosts", "node1", "node2")
 ENDLESS = ("--agent.max-iterations", "100000", "--agent.save-interval", "1")
 
@@ -131,7 +131,7 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
 ) -> None:
     write_faulty(tmp_path, """raise RuntimeError(os.environ["GRIPPER"] + " broke")""")
     (tmp_path / "failed").touch()
-    command = [*TRAIN, "faulty-balance", *SMALL, "--cpu-threads", "2", "--log-root", "one"]
+    command = [*TRAIN, "faulty-balance", *PAIR, "--cpu-threads", "2", "--log-root", "one"]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     (tmp_path / "failed").unlink()
     one = saved(next((tmp_path / "one").glob("*/*")), 4)

@@ -1,7 +1,6 @@
 """What `train` does before workers start: how long training is, and signals meanwhile."""
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from mjfleet.cli.train import train
 from mjfleet.errors import UserError
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, REPOSITORY, TESTS, Run, Start
+from ..conftest import PATIENCE, TESTS, Run, Start, copy_task
 
 TRAINED = str(TESTS / "data/cartpole-balance-9159368")  # 3 iterations of 256 steps.
 SMALL = ("--env.num-envs", "8", "--agent.num-steps-per-env", "32", "--gpu-ids", "None")
@@ -75,9 +74,7 @@ def test_a_signal_while_git_runs_leaves_nothing(tmp_path: Path, start: Start) ->
 def test_a_thread_that_a_task_has_left_does_not_keep_the_command(
     tmp_path: Path, run: Run, fault: str, code: int
 ) -> None:
-    task = shutil.copytree(REPOSITORY / "tasks/cartpole", tmp_path / "tasks/threads")
-    config = (task / "config.py").read_text().replace('"cartpole-', '"threads-')
-    (task / "config.py").write_text(config)
+    task = copy_task(tmp_path / "tasks", "threads")
     with (task / "env.py").open("a") as file:
         left = "threading.Thread(target=time.sleep, args=(600,), name='left').start()"
         file.write(f"\nimport threading, time\n{left}{fault}\n")

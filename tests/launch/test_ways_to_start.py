@@ -8,7 +8,7 @@ from pathlib import Path
 from ..conftest import Run, only_run, rows
 from .network import Network
 from .test_hosts import TWO, network, train
-from .workers import SMALL, write_noisy
+from .workers import PAIR, write_noisy
 
 __all__ = ["network"]  # A fixture.
 
@@ -34,7 +34,7 @@ def test_a_killed_worker_starts_again_from_the_last_checkpoint(run: Run, tmp_pat
 
 def test_torchrun_starts_workers(tmp_path: Path) -> None:
     agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*agent, "-m", "mjfleet.cli.train", "cartpole-balance", *SMALL, *FEW]
+    command = [*agent, "-m", "mjfleet.cli.train", "cartpole-balance", *PAIR, *FEW]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("iteration=2/2 ") == 1

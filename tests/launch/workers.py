@@ -1,6 +1,5 @@
 """What the tests of several workers share: how to start one, and a task that does odd things."""
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,12 +8,9 @@ from pathlib import Path
 
 import torch
 
-from ..conftest import REPOSITORY, write_task
+from ..conftest import SMALL, TESTS, WarmCommand, copy_task, write_task
 
-SMALL = (
-    "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
-    "--agent.max-iterations", "4", "--cpu-workers", "2",
-)  # fmt: skip
+PAIR = (*SMALL, "--agent.max-iterations", "4", "--cpu-workers", "2")
 TRAIN = (sys.executable, "-m", "mjfleet.cli.train")
 
 
@@ -40,7 +36,7 @@ def started(
             process.kill()
 
 
-def wait_for_iteration(process: subprocess.Popen, number: int) -> None:
+def wait_for_iteration(process: subprocess.Popen | WarmCommand, number: int) -> None:
     assert process.stdout is not None
     while not process.stdout.readline().startswith(f"iteration={number}/"):
         assert process.poll() is None, "training ended too early"
@@ -59,7 +55,7 @@ import torch
 from mjfleet.env import Env
 from mjfleet.errors import UserError
 
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get("RANK", "0"))
 
 class NoisyEnv(Env):
     model_file = "model.xml"
@@ -86,10 +82,17 @@ class NoisyEnv(Env):
 """
 
 
-def write_noisy(folder: Path, setup: str = "pass", step: str = "pass") -> None:
-    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    env = NOISY_ENV.replace("SETUP", setup).replace("STEP", step)
-    write_task(folder / "tasks", "noisy", NOISY_CONFIG, env, model)
+ARM = (TESTS / "models/arm.xml").read_text()
+
+
+def noisy_env(setup: str = "pass", step: str = "pass") -> str:
+    """Return the source of an environment that does something at first, and in its 30th step."""
+    return NOISY_ENV.replace("SETUP", setup).replace("STEP", step)
+
+
+def write_noisy(folder: Path, setup: str = "pass", step: str = "pass", model: str = ARM) -> Path:
+    """Write the task `noisy` of such an environment; returns its folder."""
+    return write_task(folder / "tasks", "noisy", NOISY_CONFIG, noisy_env(setup, step), model)
 
 
 FAULT = """
@@ -112,9 +115,7 @@ CartpoleEnv.apply = _apply
 
 def write_faulty(folder: Path, step: str) -> None:
     """A task like cartpole-balance, but for the fault."""
-    task = shutil.copytree(REPOSITORY / "tasks/cartpole", folder / "tasks/faulty")
-    config = (task / "config.py").read_text().replace('"cartpole-', '"faulty-')
-    (task / "config.py").write_text(config)
+    task = copy_task(folder / "tasks", "faulty")
     (task / "env.py").write_text((task / "env.py").read_text() + FAULT.replace("STEP", step))
 
 

@@ -6,13 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ..conftest import Run, rows
+from ..conftest import SMALL, Run, rows
 
 TASK = "cartpole-balance"
-SMALL = (
-    *("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8"),
-    *("--agent.save-interval", "1", "--plain"),
-)
+SAVING = (*SMALL, "--agent.save-interval", "1", "--plain")
 STUDENT = (
     *("--agent.algorithm.name", "distillation", "--agent.algorithm.gradient-length", "4"),
     *("--agent.actor.distribution.init-std", "0.1", "--agent.run-name", "student"),
@@ -24,7 +21,7 @@ def teacher(run: Run, tmp_path: Path) -> Path:
     """A run whose policy observes the group `critic`, by a larger network."""
     observed = ("--agent.obs-groups.actor", "critic", "--agent.actor.hidden-dims", "24", "24")
     normalised = ("--agent.actor.obs-normalization", "--agent.run-name", "teacher")
-    done = run("train", TASK, *SMALL, "--agent.max-iterations", "2", *observed, *normalised)
+    done = run("train", TASK, *SAVING, "--agent.max-iterations", "2", *observed, *normalised)
     assert done.returncode == 0, done.stderr
     (run_dir,) = tmp_path.glob("logs/*/*_teacher")
     return run_dir
@@ -40,7 +37,7 @@ def weights(run_dir: Path, iteration: int) -> dict[str, dict[str, torch.Tensor]]
 def test_a_student_learns_resumes_and_plays_without_its_teachers_run(
     workers: str, teacher: Path, run: Run, tmp_path: Path
 ) -> None:
-    command = ("train", TASK, *SMALL, "--cpu-workers", workers)
+    command = ("train", TASK, *SAVING, "--cpu-workers", workers)
     done = run(*command, "--agent.max-iterations", "4", *STUDENT, "--teacher", "teacher")
     assert done.returncode == 0, done.stderr
     assert "behavior_loss=" in done.stdout
@@ -75,7 +72,7 @@ def test_a_resumed_student_computes_what_one_without_interruption_does(
             more = ("--resume", "halved") if iterations == "4" and name == "halved" else (
                 *STUDENT[:-1], name, "--teacher", str(teacher), *recurrent,
             )  # fmt: skip
-            done = run("train", TASK, *SMALL, "--agent.max-iterations", iterations, *more)
+            done = run("train", TASK, *SAVING, "--agent.max-iterations", iterations, *more)
             assert done.returncode == 0, done.stderr
     whole, halved = (next(tmp_path.glob(f"logs/*/*_{name}")) for name in ("whole", "halved"))
     torch.testing.assert_close(weights(whole, 4), weights(halved, 4), rtol=0, atol=0)
@@ -94,7 +91,7 @@ def test_a_resumed_student_computes_what_one_without_interruption_does(
 def test_a_teacher_that_is_missing_is_one_message(
     flags: tuple[str, ...], words: str, run: Run, tmp_path: Path
 ) -> None:
-    done = run("train", TASK, *SMALL, *flags)
+    done = run("train", TASK, *SAVING, *flags)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert not list(tmp_path.glob("logs/*/*"))
@@ -109,6 +106,6 @@ def test_a_teacher_has_to_fit_the_task(teacher: Path, run: Run, tmp_path: Path) 
     assert not list(tmp_path.glob("logs/go1-velocity-flat/*"))
     config = teacher / "config.yaml"
     config.write_text(config.read_text().replace("actor:\n    - critic", "actor:\n    - lidar"))
-    done = run("train", TASK, *SMALL, *STUDENT, "--teacher", str(teacher))
+    done = run("train", TASK, *SAVING, *STUDENT, "--teacher", str(teacher))
     assert done.returncode == 2
     assert "observes the group 'lidar'" in done.stderr

@@ -1,6 +1,5 @@
 """A loss of one's own: the one of the documentation, and mistakes."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -12,12 +11,11 @@ from torch import nn
 
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
-from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.minibatches import Minibatch
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner
 
-from ..conftest import Run, rows
+from ..conftest import Run, copy_task, rows
 from ..env.test_env import BUNDLED, build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub
 from .test_own_classes import LEARNER, train
@@ -72,23 +70,6 @@ def test_its_gradient_reaches_the_actor() -> None:
     )
 
 
-def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path) -> None:
-    ends = []
-    for name, stops in (("whole", [4]), ("parts", [2, 4])):
-        (tmp_path / name).mkdir()
-        for begun, stop in zip([0, *stops], stops, strict=False):
-            runner = make_runner(Auxiliary, stop)
-            saver = Checkpointer(runner, "cartpole-balance", tmp_path / name, keep=None)
-            if begun:
-                torch.manual_seed(99)
-                assert saver.resume(tmp_path / name / f"model_{begun}.pt") == []
-            runner.train(lambda metrics: None, lambda: None, saver.save)
-        ends.append(torch.load(tmp_path / name / "model_4.pt", weights_only=True))
-    for part in ("actor_state_dict", "critic_state_dict", "extra_state_dict"):
-        whole, parts = (end[part] for end in ends)
-        assert all(torch.equal(whole[key], value) for key, value in parts.items())
-
-
 @pytest.mark.parametrize("kinds", [(PPO, Auxiliary), (Auxiliary, PPO)])
 def test_a_run_does_not_continue_with_other_networks_beside_the_actor(
     kinds: tuple[type[PPO], type[PPO]], tmp_path: Path
@@ -128,10 +109,8 @@ def test_it_is_captured_and_a_loss_that_does_not_say_so_is_called() -> None:
 def test_two_workers_learn_it_resume_and_it_is_played(
     robot: str, task: str, run: Run, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(BUNDLED[task].folder, tmp_path / f"tasks/{robot}")
-    (folder / "learner.py").write_text(LEARNER)
-    config, task = folder / "config.py", task.replace(robot, "own")
-    config.write_text(config.read_text().replace(f'"{robot}', '"own'))
+    (copy_task(tmp_path / "tasks", "own", robot) / "learner.py").write_text(LEARNER)
+    task = task.replace(robot, "own")
     batches = ("--agent.algorithm.num-mini-batches", "16")  # More than the samples of `play`.
     own = ("--agent.algorithm.name", "learner:Auxiliary", "--cpu-workers", "2", *batches)
     own = (*own, "--run-dir")

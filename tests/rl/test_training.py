@@ -3,11 +3,8 @@
 import json
 import math
 import signal
-import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,18 +13,16 @@ import yaml
 from mjfleet.cli.run_command import run_command
 from mjfleet.cli.train import train
 
-from ..conftest import Run, Start, WarmCommand, only_run, rows, write_task
+from ..conftest import SMALL, Run, Start, only_run, rows
+from ..launch.workers import NOISY_CONFIG, noisy_env, wait_for_iteration, write_noisy
 
-SMALL = (
-    "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
-    "--agent.max-iterations", "5", "--agent.save-interval", "2",
-)  # fmt: skip
+FIVE = (*SMALL, "--agent.max-iterations", "5", "--agent.save-interval", "2")
 
 
 @pytest.mark.parametrize("engine", ["native", "warp"])
 def test_a_run_leaves_a_directory_that_explains_it(run: Run, tmp_path: Path, engine: str) -> None:
     result = run(
-        "train", "cartpole-balance", *SMALL, "--engine", engine, "--agent.run-name", "first",
+        "train", "cartpole-balance", *FIVE, "--engine", engine, "--agent.run-name", "first",
         "--eval-interval", "3", "--eval-envs", "5",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -83,7 +78,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(run: Run, tmp_path: Pa
     weights = []
     for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
         result = run(
-            "train", "cartpole-swingup", *SMALL, "--agent.experiment-name", name,
+            "train", "cartpole-swingup", *FIVE, "--agent.experiment-name", name,
             "--agent.seed", seed, "--agent.logger", "none",
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
@@ -95,7 +90,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit(run: Run, tmp_path: Pa
 
 
 def test_a_run_can_be_repeated_from_its_config_file(run: Run, tmp_path: Path) -> None:
-    assert run("train", "cartpole-balance", *SMALL, "--agent.seed", "7").returncode == 0
+    assert run("train", "cartpole-balance", *FIVE, "--agent.seed", "7").returncode == 0
     first = only_run(tmp_path)
     again = run(
         "train", "cartpole-balance", "--config", str(first / "config.yaml"), "--log-root", "more"
@@ -114,7 +109,7 @@ def test_a_checkpoint_loads_into_rsl_rls_own_runner(run: Run, tmp_path: Path) ->
 
     from ..env.test_env import build_task
 
-    assert run("train", "cartpole-balance", *SMALL).returncode == 0
+    assert run("train", "cartpole-balance", *FIVE).returncode == 0
     path = only_run(tmp_path) / "checkpoints" / "model_4.pt"
     env = build_task("cartpole-balance", "native", "cpu")
     found = discover({}).find("cartpole-balance")
@@ -125,77 +120,16 @@ def test_a_checkpoint_loads_into_rsl_rls_own_runner(run: Run, tmp_path: Path) ->
     assert all(torch.equal(saved[k], v) for k, v in stock.alg.actor.state_dict().items())
 
 
-SPOILT_CONFIG = """
-from mjfleet.config import EnvConfig, Task
-TASKS = {"spoilt": Task(summary="Spoilt.", env=EnvConfig(num_envs=8, decimation=2),
-                        env_class="env:SpoiltEnv", num_actions=ACTIONS)}
-"""
-SPOILT_ENV = """
-import torch
-from mjfleet.env import Env
-
-class SpoiltEnv(Env):
-    model_file = "model.xml"
-
-    def setup(self):
-        self.steps = self.add_state("steps", shared=True)
-
-    def reset_worlds(self, mask):
-        pass
-
-    def apply(self, action):
-        self.sim.ctrl[:] = action
-        self.steps += 1
-        if self.steps == RAISE_AT:
-            raise RuntimeError("the gripper broke")
-
-    def observe(self):
-        state = self.sim.qpos.clone()
-        return {"actor": state, "critic": state}
-
-    def rewards(self):
-        return {"nothing": torch.zeros(self.num_envs)}
-"""
-
-
-def write_spoilt(folder: Path, raise_at: int = -1, actions: int = 2) -> Path:
-    """Write a task that fails at a given step; returns the file of its environment."""
-    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    env = SPOILT_ENV.replace("RAISE_AT", str(raise_at))
-    config = SPOILT_CONFIG.replace("ACTIONS", str(actions))
-    write_task(folder / "tasks", "spoilt", config, env, model)
-    return folder / "tasks/spoilt/env.py"
-
-
-@pytest.fixture
-def spoilt(run: Run, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
-    """Train a task that fails at a given step."""
-
-    def train_it(**spoilt: int) -> Any:
-        write_spoilt(tmp_path, **spoilt)
-        return run("train", "spoilt")
-
-    return train_it
-
-
-def test_an_exception_fails_the_run_with_its_traceback(spoilt: Any, tmp_path: Path) -> None:
-    result = spoilt(raise_at=30)
+def test_an_exception_fails_the_run_with_its_traceback(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step="raise RuntimeError('the gripper broke')")
+    result = run("train", "noisy")
     assert result.returncode == 1
     assert "RuntimeError: the gripper broke" in result.stderr
-    run_dir = only_run(tmp_path, "spoilt")
+    run_dir = only_run(tmp_path, "noisy")
     assert result.stdout.splitlines()[-1] == f"run directory: {run_dir.relative_to(tmp_path)}"
     record = json.loads((run_dir / "run.json").read_text())
     assert (record["status"], record["iterations"]) == ("failed", 1)
     assert record["ended"]
-
-
-def test_declared_sizes_are_checked_when_the_environment_is_built(
-    spoilt: Any, tmp_path: Path
-) -> None:
-    result = spoilt(actions=5)
-    assert result.returncode == 2
-    assert "declares num_actions=5, but the environment has 2" in result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
 
 MIRROR = """
@@ -208,23 +142,22 @@ def mirror(env, obs, actions):
 
 
 def test_symmetry_is_a_function_of_the_task_folder(run: Run, tmp_path: Path) -> None:
-    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    env = SPOILT_ENV.replace("RAISE_AT", "-1") + MIRROR
-    write_task(tmp_path / "tasks", "spoilt", SPOILT_CONFIG.replace("ACTIONS", "2"), env, model)
+    with (write_noisy(tmp_path) / "env.py").open("a") as file:
+        file.write(MIRROR)
     (tmp_path / "mirror.yaml").write_text(
         "agent: {algorithm: {symmetry_cfg: {data_augmentation_func: 'env:mirror'}}}"
     )
     result = run(
-        "train", "spoilt", "--config", "mirror.yaml", "--agent.max-iterations", "2",
+        "train", "noisy", "--config", "mirror.yaml", "--agent.max-iterations", "2",
         "--agent.algorithm.symmetry-cfg.use-data-augmentation",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert all(float(row["loss/symmetry"]) > 0 for row in rows(only_run(tmp_path, "spoilt")))
+    assert all(float(row["loss/symmetry"]) > 0 for row in rows(only_run(tmp_path, "noisy")))
     mirror = tmp_path / "mirror.yaml"
-    mirror.write_text(mirror.read_text().replace("env:mirror", "env:SpoiltEnv"))
-    result = run("train", "spoilt", "--config", "mirror.yaml")
+    mirror.write_text(mirror.read_text().replace("env:mirror", "env:NoisyEnv"))
+    result = run("train", "noisy", "--config", "mirror.yaml")
     assert result.returncode == 2
-    assert "env:SpoiltEnv: it must be a function" in result.stderr
+    assert "env:NoisyEnv: it must be a function" in result.stderr
 
 
 CROWDED = """
@@ -240,14 +173,12 @@ CROWDED = """
 
 
 def test_lost_contacts_are_reported_and_then_have_room(run: Run, tmp_path: Path) -> None:
-    config = SPOILT_CONFIG.replace("ACTIONS", "2")
-    env = SPOILT_ENV.replace("RAISE_AT", "-1")
-    write_task(tmp_path / "tasks", "spoilt", config, env, CROWDED)
+    write_noisy(tmp_path, model=CROWDED)
     result = run(
-        "train", "spoilt", "--engine", "warp", "--env.nconmax", "1", "--agent.max-iterations", "3"
+        "train", "noisy", "--engine", "warp", "--env.nconmax", "1", "--agent.max-iterations", "3"
     )
     assert result.returncode == 0, result.stderr
-    first, *later = rows(only_run(tmp_path, "spoilt"))
+    first, *later = rows(only_run(tmp_path, "noisy"))
     assert int(first["sim_warnings"]) >= 8
     assert float(first["contacts"]) > int(first["nconmax"]) == 1
     assert [int(row["sim_warnings"]) for row in later] == [0, 0]
@@ -257,29 +188,24 @@ def test_lost_contacts_are_reported_and_then_have_room(run: Run, tmp_path: Path)
     assert f"{math.ceil(float(first['contacts']))} would have sufficed" in told[0]
 
 
-def test_a_run_that_has_trained_is_kept_whatever_the_task_raises(run: Run, tmp_path: Path) -> None:
-    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    raised = "from mjfleet.errors import UserError; raise UserError('late')"
-    env = SPOILT_ENV.replace('raise RuntimeError("the gripper broke")', raised)
-    env = env.replace("RAISE_AT", "30")
-    write_task(tmp_path / "tasks", "spoilt", SPOILT_CONFIG.replace("ACTIONS", "2"), env, model)
-    result = run("train", "spoilt", "--agent.save-interval", "1")
-    assert result.returncode == 1
-    checkpoints = only_run(tmp_path, "spoilt") / "checkpoints"
-    assert [path.name for path in checkpoints.iterdir()] == ["model_1.pt"]
-
-
+SPOILT_RESET = "mask):\n        self.sim.qvel[:] = torch.nan"
 FAULTS = {
-    "not a subclass of Env": {"env.py": "class SpoiltEnv: pass"},
-    "has no `SpoiltEnv`": {"env.py": "import torch"},
-    "lacks apply, rewards": {
-        "env.py": SPOILT_ENV.replace("apply", "aply").replace("rewards", "reward")
-    },
-    "model.xml: ": {"model.xml": "<mujoco><worldbody></mujoco>"},
-    "no actuator": {"model.xml": "<mujoco><worldbody/></mujoco>"},
-    "qvel is not finite where episodes begin": {
-        "env.py": SPOILT_ENV.replace("        pass", "        self.sim.qvel[:] = torch.nan")
-    },
+    "not a subclass of Env": ("env.py", "class NoisyEnv: pass"),
+    "has no `NoisyEnv`": ("env.py", "import torch"),
+    "lacks apply, rewards": (
+        "env.py",
+        noisy_env().replace("apply", "aply").replace("rewards", "reward"),
+    ),
+    "model.xml: ": ("model.xml", "<mujoco><worldbody></mujoco>"),
+    "declares num_actions=5, but the environment has 2": (
+        "config.py",
+        NOISY_CONFIG.replace('NoisyEnv"', 'NoisyEnv", num_actions=5'),
+    ),
+    "no actuator": ("model.xml", "<mujoco><worldbody/></mujoco>"),
+    "qvel is not finite where episodes begin": (
+        "env.py",
+        noisy_env().replace("mask):\n        pass", SPOILT_RESET),
+    ),
 }
 
 
@@ -290,36 +216,27 @@ def test_a_fault_in_a_task_folder_is_one_message_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arm = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    env = SPOILT_ENV.replace("RAISE_AT", "-1")
-    config = SPOILT_CONFIG.replace("ACTIONS", "None")
-    folder = write_task(tmp_path / "tasks", "spoilt", config, env, arm)
-    for name, text in FAULTS[message].items():
-        (folder / name).write_text(text.replace("RAISE_AT", "-1"))
+    file, text = FAULTS[message]
+    (write_noisy(tmp_path) / file).write_text(text)
     monkeypatch.chdir(tmp_path)
-    assert run_command(train, ["spoilt", "--gpu-ids", "None"]) == 2
+    assert run_command(train, ["noisy", "--gpu-ids", "None"]) == 2
     assert message in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
 
 
 def test_a_config_file_knows_where_its_task_was_found(
-    spoilt: Any, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert spoilt(raise_at=1).returncode == 1
+    write_noisy(tmp_path)
     (tmp_path / "tasks").rename(tmp_path / "robots")
     small = ("--tasks-dir", "robots", "--agent.max-iterations", "1", "--log-root", "first")
-    run("train", "spoilt", *small)
+    run("train", "noisy", *small)
     ((run_dir,),) = [list(e.iterdir()) for e in (tmp_path / "first").iterdir()]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     config = str(run_dir / "config.yaml")
-    assert run_command(train, ["spoilt", "--config", config, "--dry-run"]) == 0
-
-
-def wait_for_iteration(process: WarmCommand, number: int) -> None:
-    while not process.stdout.readline().startswith(f"iteration={number}/"):
-        assert process.poll() is None, "training ended too early"
+    assert run_command(train, ["noisy", "--config", config, "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -353,10 +270,9 @@ def test_a_signal_finishes_the_iteration_and_saves_it(
 
 
 def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
-    env = write_spoilt(tmp_path, raise_at=30)  # In the second iteration.
     slow = 'print("asleep", flush=True); __import__("time").sleep(600)'
-    env.write_text(env.read_text().replace('raise RuntimeError("the gripper broke")', slow))
-    process = start("train", "spoilt", "--gpu-ids", "None")
+    write_noisy(tmp_path, step=slow)  # In the second iteration.
+    process = start("train", "noisy", "--gpu-ids", "None")
     for text in ("asleep", "SIGINT: stopping after"):
         while text not in process.stdout.readline():
             assert process.poll() is None
@@ -365,12 +281,12 @@ def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:
     rest, _ = process.communicate()
     assert process.returncode == 130
     assert "SIGINT: stopping at once" in rest
-    record = json.loads((only_run(tmp_path, "spoilt") / "run.json").read_text())
+    record = json.loads((only_run(tmp_path, "noisy") / "run.json").read_text())
     assert (record["status"], record["iterations"]) == ("stopped", 1)
 
 
 def test_training_outlives_whoever_reads_its_output(start: Start, tmp_path: Path) -> None:
-    process = start("train", "cartpole-balance", *SMALL)
+    process = start("train", "cartpole-balance", *FIVE)
     process.stdout.readline()
     process.stdout.close()
     assert process.wait() == 0

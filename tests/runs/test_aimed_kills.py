@@ -19,14 +19,11 @@ import torch
 
 from mjfleet.runs.resume_choice import read_run
 
-from ..conftest import MODULES, Run, ask, only_run, rows
+from ..conftest import MODULES, SMALL, Run, ask, only_run, rows
 from .test_damaged_runs import call
 
 TASK = "cartpole-balance"
-FLAGS = (
-    "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
-    "--agent.save-interval", "1", "--keep-checkpoints", "3",
-)  # fmt: skip
+FLAGS = (*SMALL, "--agent.save-interval", "1", "--keep-checkpoints", "3")
 MODIFY, MOVED_TO, CREATE, DELETE = 0x2, 0x80, 0x100, 0x200  # Of inotify(7).
 MOMENTS = (
     (CREATE, ".model_"), (MODIFY, ".model_"), (MOVED_TO, "model_"), (DELETE, "model_"),

@@ -1,20 +1,16 @@
 """What a command leaves of a run that it continues, or of a new one, if it fails at its start."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mjfleet.registry import discover
-
-from ..conftest import Run, only_run, rows
+from ..conftest import REPOSITORY, Run, copy_task, only_run, rows
 from .test_damaged_runs import everything
-from .test_resume import SMALL
+from .test_resume import SIX
 
 TASK = "mine-balance"
-BUNDLED = discover({}).tasks["cartpole-balance"].folder
 SETUP = "\n    def setup(self) -> None:\n        {}\n\n    def reset_worlds("
 APPLY = "-> None:\n        {}\n        self.sim.ctrl[:]"
 TWICE = "self.observe = lambda: {k: v.repeat(1, 2) for k, v in type(self).observe(self).items()}"
@@ -23,16 +19,15 @@ MISTAKE = 'from mjfleet.errors import UserError\n        raise UserError("no luc
 
 def write_task(tmp_path: Path) -> Path:
     """Write a task, `mine`, that can be broken; returns its folder."""
-    task = shutil.copytree(BUNDLED, tmp_path / "tasks" / "mine")
+    task = copy_task(tmp_path / "tasks", "mine")
     config = task / "config.py"
-    text = config.read_text().replace("observation_sizes=SIZES,", "")
-    config.write_text(text.replace('"cartpole-', '"mine-'))
+    config.write_text(config.read_text().replace("observation_sizes=SIZES,", ""))
     return task
 
 
 def edit(task: Path, setup: str = "pass", apply: str = "pass", reward: str = "balance") -> None:
     """Give the environment what it does in `setup`, in each step, and the name of its reward."""
-    text = (BUNDLED / "env.py").read_text()
+    text = (REPOSITORY / "tasks/cartpole/env.py").read_text()
     text = text.replace("\n    def reset_worlds(", SETUP.format(setup))
     text = text.replace("-> None:\n        self.sim.ctrl[:]", APPLY.format(apply))
     (task / "env.py").write_text(text.replace('{"balance":', f'{{"{reward}":'))
@@ -48,9 +43,9 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
     task = write_task(tmp_path)
     edit(task)
     more = ("--agent.save-interval", "3")
-    assert run("train", TASK, *SMALL, *more, "--logger", "none").returncode == 2
+    assert run("train", TASK, *SIX, *more, "--logger", "none").returncode == 2
     assert not (tmp_path / "logs").exists()
-    assert run("train", TASK, *SMALL, *more).returncode == 0
+    assert run("train", TASK, *SIX, *more).returncode == 0
     run_dir = only_run(tmp_path, TASK)
     older = f"{run_dir}/checkpoints/model_3.pt"
     before, was = everything(run_dir), record(run_dir)
@@ -127,7 +122,7 @@ def test_a_task_may_leave_the_working_directory(run: Run, tmp_path: Path) -> Non
     leave = f"import os; os.chdir({str(elsewhere)!r})"
     edit(task, setup=leave, apply=leave)
     (task / "config.py").write_text(f"{leave}\n{(task / 'config.py').read_text()}")
-    result = run("train", TASK, *SMALL)
+    result = run("train", TASK, *SIX)
     assert result.returncode == 0, result.stderr
     run_dir = only_run(tmp_path, TASK)
     shown = run_dir.relative_to(tmp_path)
@@ -166,7 +161,7 @@ def test_a_restart_uses_the_code_with_which_the_run_began(run: Run, tmp_path: Pa
         "            os.kill(os.getpid(), signal.SIGKILL)"
     )
     edit(task, apply=once)
-    result = run("train", TASK, *SMALL, "--agent.save-interval", "1", "--max-restarts", "2")
+    result = run("train", TASK, *SIX, "--agent.save-interval", "1", "--max-restarts", "2")
     assert result.returncode == 0, result.stderr
     run_dir = only_run(tmp_path, TASK)
     assert [row["iteration"] for row in rows(run_dir)] == [*map(str, range(1, 7))]

@@ -19,7 +19,7 @@ from mjfleet.runs.resume_choice import Resume, read_run
 
 from ..conftest import Run, rows
 from .test_damaged_runs import everything
-from .test_resume import SMALL, TASK, add_checkpoint, make_run
+from .test_resume import SIX, TASK, add_checkpoint, make_run
 
 FOUND = discover({}).tasks[TASK]
 DEFAULTS = FOUND.defaults()
@@ -93,7 +93,7 @@ def test_a_policy_that_has_begun_cannot_begin_otherwise(tmp_path: Path) -> None:
 def test_the_parent_stays_and_the_run_of_its_own_uses_what_its_configuration_says(
     run: Run, tmp_path: Path
 ) -> None:
-    flags = (*SMALL, "--agent.save-interval", "2", "--eval-interval", "2", "--eval-envs", "4")
+    flags = (*SIX, "--agent.save-interval", "2", "--eval-interval", "2", "--eval-envs", "4")
     assert run("train", TASK, *flags, "--agent.run-name", "base").returncode == 0
     (base,) = (tmp_path / "logs" / TASK).iterdir()
     before = everything(base)

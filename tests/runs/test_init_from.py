@@ -11,13 +11,10 @@ from mjfleet.cli.train import train
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import INIT
 
-from ..conftest import Run, rows
+from ..conftest import SMALL, Run, rows
 
 TASK, OTHER = "cartpole-balance", "cartpole-swingup"
-SMALL = (
-    *("--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8"),
-    *("--agent.max-iterations", "2", "--plain"),
-)
+TWO = (*SMALL, "--agent.max-iterations", "2", "--plain")
 STILL = ("--agent.algorithm.schedule", "fixed", "--agent.algorithm.learning-rate", "1e-12")
 
 
@@ -31,9 +28,9 @@ def test_another_task_begins_with_networks_that_fit_and_later_goes_on_by_itself(
     run: Run, tmp_path: Path
 ) -> None:
     normalised = "--agent.actor.obs-normalization"
-    assert run("train", TASK, *SMALL, normalised, "--agent.run-name", "base").returncode == 0
+    assert run("train", TASK, *TWO, normalised, "--agent.run-name", "base").returncode == 0
     (base,) = tmp_path.glob("logs/*/*_base")
-    flags = (*SMALL, *STILL, "--agent.critic.hidden-dims", "8", "--init-from", "base")
+    flags = (*TWO, *STILL, "--agent.critic.hidden-dims", "8", "--init-from", "base")
 
     # What does not fit is named, and nothing is made.
     wrong = ("--agent.actor.activation", "relu", "--agent.obs-groups.actor", "actor", "critic")
@@ -101,5 +98,5 @@ def test_what_cannot_be_begun_with_is_named(
         (("--resume", f"run/checkpoints/{INIT}"), "is what the run began with"),
     ):
         with pytest.raises(UserError, match=words):
-            train([OTHER, *SMALL, *flags])
+            train([OTHER, *TWO, *flags])
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -19,16 +19,12 @@ from mjfleet.rl.checkpoint_files import pack
 from mjfleet.runs.resume_choice import read_run
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.runs.run_lookup import find_run
-from mjfleet.tools.play.command import play
 from mjfleet.utils.atomic_write import write_atomically
 
-from ..conftest import Run, only_run, rows
+from ..conftest import SMALL, Run, only_run, rows
 
 TASK = "cartpole-balance"
-SMALL = (
-    "--env.num-envs", "16", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8",
-    "--agent.max-iterations", "6",
-)  # fmt: skip
+SIX = (*SMALL, "--agent.max-iterations", "6")
 
 
 def make_run(root: Path, name: str = "2026-01-01_00-00-00", started: str = "2026-01-01") -> Path:
@@ -79,16 +75,6 @@ def test_latest_is_the_run_that_began_last_also_without_a_checkpoint(tmp_path: P
     # Also where it has no checkpoint yet: `latest` is the same run for every command.
     make_run(tmp_path, "c", "2026-01-03T00:00:00+00:00")
     assert find_run("latest", "", *place) == tmp_path / "c"
-
-
-def test_a_run_without_a_checkpoint_is_not_played(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_dir = make_run(Path("logs", TASK))
-    assert run_command(play, [TASK, "--resume", "latest"]) == 2
-    error = f"error: {run_dir} has no checkpoint yet.\n"
-    assert capsys.readouterr().err == error
 
 
 def test_a_run_is_known_by_a_part_of_its_name(
@@ -264,7 +250,7 @@ def test_pauses_grow_until_there_is_progress(tmp_path: Path) -> None:
 
 def test_a_run_continues_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     """Stopped by a signal, refused a few times, resumed, resumed from an older checkpoint."""
-    flags = (*SMALL, "--agent.save-interval", "2")
+    flags = (*SIX, "--agent.save-interval", "2")
     assert run("train", TASK, *flags).returncode == 0
     run_dir = only_run(tmp_path)
     whole = rows(run_dir)
@@ -291,16 +277,6 @@ def test_a_run_continues_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     result = run("train", "--resume", str(run_dir))
     assert result.returncode == 0
     assert "nothing is left to do" in result.stdout
-    wider = ("--agent.actor.hidden-dims", "8", "--agent.max-iterations", "9")
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    result = run("train", TASK, "--resume", str(run_dir), *wider)
-    assert result.returncode == 2
-    assert "--agent.actor.hidden-dims is [8], was [" in result.stderr
-    result = run("train", TASK, "--resume", str(run_dir), "--fork", *wider)
-    assert result.returncode == 2
-    assert "is of another network" in result.stderr
-    after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    assert after == before
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
 
@@ -328,11 +304,11 @@ def test_a_run_names_its_task_however_it_is_named(
 
 
 def test_a_checkpoint_from_elsewhere_begins_a_new_run(run: Run, tmp_path: Path) -> None:
-    assert run("train", TASK, *SMALL, "--log-root", "old").returncode == 0
+    assert run("train", TASK, *SIX, "--log-root", "old").returncode == 0
     ((run_dir,),) = [list(e.iterdir()) for e in (tmp_path / "old").iterdir()]
     (run_dir / "checkpoints" / "model_6.pt").rename(tmp_path / "best.pt")
     flags = ("--resume", "best.pt", "--cpu-workers", "2", "--agent.max-iterations", "8")
-    result = run("train", TASK, *SMALL, *flags)
+    result = run("train", TASK, *SIX, *flags)
     assert result.returncode == 0, result.stderr
     assert (
         "not kept: environments and random states, which begin anew (workers 1, now 2"

@@ -17,13 +17,13 @@ from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_run
 from mjfleet.runs.run_lookup import is_of_this_user
 
 from ..conftest import Run, rows
-from .test_resume import SMALL, TASK, add_checkpoint, make_run
+from .test_resume import SIX, TASK, add_checkpoint, make_run
 
 DRY = "--dry-run"
 
 
 def test_the_same_command_begins_continues_and_is_done(run: Run, tmp_path: Path) -> None:
-    command = ("train", TASK, *SMALL, "--agent.save-interval", "2", "--run-dir", "d")
+    command = ("train", TASK, *SIX, "--agent.save-interval", "2", "--run-dir", "d")
     (tmp_path / "d").mkdir()
     (tmp_path / "d/notes.txt").write_text("mine")
     assert run(*command).returncode == 0
@@ -167,7 +167,7 @@ def test_a_command_waits_for_its_predecessor_and_leaves_nothing(
 def test_restarts_of_torchrun_need_a_run_directory(run: Run, tmp_path: Path) -> None:
     place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
     place |= {"MASTER_PORT": "1", "TORCHELASTIC_MAX_RESTARTS": "1"}
-    result = run("train", TASK, *SMALL, **place)
+    result = run("train", TASK, *SIX, **place)
     assert result.returncode == 2
     assert "add --run-dir DIR" in result.stderr
     assert not list(tmp_path.iterdir())
@@ -177,7 +177,7 @@ def test_a_run_that_was_killed_at_once_begins_again_in_its_place(run: Run, tmp_p
     (tmp_path / "d").mkdir()
     record = {"id": "1", "task": TASK, "status": "running", "attempts": [{"status": "running"}]}
     (tmp_path / "d/run.json").write_text(json.dumps(record))
-    result = run("train", TASK, *SMALL, "--run-dir", "d")
+    result = run("train", TASK, *SIX, "--run-dir", "d")
     assert result.returncode == 0, result.stderr
     assert len(rows(tmp_path / "d")) == 6
     assert [one["status"] for one in read_record(tmp_path / "d")["attempts"]] == [

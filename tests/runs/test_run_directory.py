@@ -98,9 +98,8 @@ def test_run_dir_may_be_a_folder_with_other_files_which_stay(tmp_path: Path) -> 
 
 
 def test_an_id_on_wandb_is_used_only_by_the_installation_that_had_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     defaults = TASK.defaults()
     config = replace(defaults, agent=replace(defaults.agent, logger=("wandb",)))
     path = tmp_path / "run"

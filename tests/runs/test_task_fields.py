@@ -8,7 +8,7 @@ import pytest
 from mjfleet.registry import discover
 
 from ..conftest import Run, only_run
-from .test_resume import SMALL
+from .test_resume import SIX
 
 BUNDLED = discover({}).tasks["cartpole-balance"].folder
 KINDS = '''
@@ -57,7 +57,7 @@ def test_a_run_keeps_fields_of_all_kinds(run: Run, tmp_path: Path) -> None:
     env.write_text(text.replace("import math\n", "import math\nfrom pathlib import Path\n"))
     flags = ("--env.weights.upright", "2", "--env.ranges.0", "0.5", "1", "--env.log", "log.csv")
     result = run(
-        "train", "kinds", *SMALL, *flags, "--env.gaits", "TROT", "WALK", "--cpu-workers", "2"
+        "train", "kinds", *SIX, *flags, "--env.gaits", "TROT", "WALK", "--cpu-workers", "2"
     )
     assert result.returncode == 0, result.stderr
     run_dir = only_run(tmp_path, "kinds")

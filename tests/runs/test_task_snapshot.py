@@ -9,23 +9,12 @@ from pathlib import Path
 import pytest
 
 from mjfleet.errors import UserError
-from mjfleet.registry import discover
 from mjfleet.rl.checkpoint_files import pack_checkpoint
 from mjfleet.runs import task_snapshot
 from mjfleet.runs.own_runs import add_note
 from mjfleet.runs.task_snapshot import changes_since, own_snapshot, read_code
 
-from ..conftest import Run, only_run
-
-BUNDLED = discover({}).tasks["cartpole-balance"].folder
-
-
-@pytest.fixture(autouse=True)
-def state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The state folder of a user, empty."""
-    folder = tmp_path_factory.mktemp("state")
-    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
-    return folder
+from ..conftest import Run, copy_task, only_run
 
 
 @pytest.fixture
@@ -132,9 +121,8 @@ def test_an_incomplete_snapshot_is_refused(folder: Path, tmp_path: Path) -> None
 def test_commands_say_that_the_code_has_changed_and_use_it_as_it_was(
     run: Run, tmp_path: Path
 ) -> None:
-    task = shutil.copytree(BUNDLED, tmp_path / "tasks" / "mine")
+    task = copy_task(tmp_path / "tasks", "mine")
     config = task / "config.py"
-    config.write_text(config.read_text().replace('"cartpole-', '"mine-'))
     few = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8")
     result = run("train", "mine-balance", *few, "--agent.max-iterations", "1")
     assert result.returncode == 0, result.stderr

@@ -18,7 +18,7 @@ from mjfleet.runs.run_lookup import find_run
 from ..conftest import Run, only_run, rows
 from ..helpers.wandb_server import Version, WandbServer
 from ..loggers.recorded import records
-from .test_resume import SMALL, TASK
+from .test_resume import SIX, TASK
 
 WORD = "wandb:team/poles/abc"
 
@@ -51,7 +51,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
 def test_a_run_goes_on_from_what_its_logger_has_uploaded(
     run: Run, server: WandbServer, tmp_path: Path
 ) -> None:
-    assert run("train", TASK, *SMALL, "--agent.save-interval", "3").returncode == 0
+    assert run("train", TASK, *SIX, "--agent.save-interval", "3").returncode == 0
     original = only_run(tmp_path)
     agent = AgentConfig(logger=("wandb",), wandb=WandbConfig(mode="offline", checkpoints=True))
     with LoggerGroup(original, agent, {}) as loggers:

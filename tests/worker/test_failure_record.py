@@ -54,7 +54,9 @@ def test_an_iteration_is_named_once() -> None:
     assert found.report.count("iteration 5") == found.summary.count("iteration 5") == 1
 
 
-def test_an_exception_without_a_text_and_one_whose_text_cannot_be_made_have_records() -> None:
+def test_an_exception_without_a_text_and_one_whose_text_cannot_be_made_have_records(
+    tmp_path: Path,
+) -> None:
     class SilentError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -63,7 +65,11 @@ def test_an_exception_without_a_text_and_one_whose_text_cannot_be_made_have_reco
     with pytest.raises(SyntaxError) as error:
         compile("x: int = (", "env.py", "exec")
     assert failure(error.value).message == "'(' was never closed (env.py, line 1)"
-    assert failure(SilentError()).kind == "SilentError"
+    silent = failure(SilentError("\udcff"))
+    assert silent.kind == "SilentError"
+    assert "SilentError" in silent.report
+    assert silent.write(tmp_path)
+    assert read_failures(tmp_path) == [silent]
 
 
 def test_causes_come_before_what_follows_from_them(tmp_path: Path) -> None:
