@@ -14,35 +14,25 @@ import pytest
 import torch
 
 from mjfleet.config import from_dict
-from mjfleet.env import Env
 from mjfleet.loggers.logger import Row
 from mjfleet.rl.captured import Captured
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.runner import Runner
-from mjfleet.sim import make_simulation
 
-from ..env.test_env import BUNDLED
+from ..env.test_env import BUNDLED, build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub, refuse
 
 TASKS = ["cartpole-swingup", pytest.param("go1-velocity-flat", marks=pytest.mark.slow)]
 SWINGUP = BUNDLED["cartpole-swingup"]
-SWINGUP_ENV: Any = SWINGUP.load(SWINGUP.task.env_class)
 NUM_ENVS, STEPS, ITERATIONS = 8, 6, 6
 Between = Callable[[Runner, int], object]
 
 
-def build(found: Any, env_class: Any) -> Env[Any]:
-    """Build environments whose episodes last ten steps."""
-    torch.manual_seed(0)
-    cfg = replace(found.task.env, num_envs=NUM_ENVS)
-    model = env_class.make_model(cfg)
-    cfg = replace(cfg, episode_seconds=10 * cfg.decimation * model.opt.timestep)
-    sim = make_simulation("native", model, NUM_ENVS, device="cpu")
-    return env_class(cfg, sim, 1)
-
-
-def make_runner(found: Any, env: Env[Any], capture: Any) -> Runner:
+def make_runner(capture: Any, found: Any = SWINGUP) -> Runner:
+    """Build a runner whose episodes last ten steps."""
     torch.manual_seed(1)
+    env = build_task(found.name, "native", "cpu", NUM_ENVS)
+    env.max_episode_length = 10
     algorithm = {"backprop": "autograd"}
     values = {"num_steps_per_env": STEPS, "max_iterations": ITERATIONS, "algorithm": algorithm}
     agent = from_dict(found.task.agent, values)
@@ -64,12 +54,10 @@ def learned(runner: Runner, between: Between = lambda runner, iteration: None) -
 
 def assert_same(caplog: pytest.LogCaptureFixture, found: Any) -> None:
     """Assert that learning by graphs is learning by calls."""
-    env_class, results = found.load(found.task.env_class), []
+    results = []
     for by_graphs in (True, False):
-        env = build(found, env_class)
         stub = CudaGraphStub()
-        runner = make_runner(found, env, stub.capture if by_graphs else refuse)
-        results.append(learned(runner))
+        results.append(learned(make_runner(stub.capture if by_graphs else refuse, found)))
         if by_graphs:
             assert not caplog.records, caplog.text
             assert [graph.replays > 1 for graph in stub.graphs] == [True, True]
@@ -96,10 +84,8 @@ def test_a_number_that_is_changed_in_the_algorithm_is_captured_anew() -> None:
 
     results, graphs = [], 0
     for by_graphs in (True, False):
-        env = build(SWINGUP, SWINGUP_ENV)
         stub = CudaGraphStub()
-        runner = make_runner(SWINGUP, env, stub.capture if by_graphs else refuse)
-        results.append(learned(runner, between))
+        results.append(learned(make_runner(stub.capture if by_graphs else refuse), between))
         graphs += len(stub.graphs)
     assert results[0] == results[1]
     assert graphs == 4  # Two before the change, and two after it.
@@ -151,16 +137,14 @@ def test_a_checkpoint_is_loaded_between_replays(caplog: pytest.LogCaptureFixture
     saved: dict[str, Any] = {}
     results = []
     for by_graphs in (True, False):
-        env = build(SWINGUP, SWINGUP_ENV)
         capture = CudaGraphStub().capture if by_graphs else refuse
-        results.append(learned(make_runner(SWINGUP, env, capture), between))
+        results.append(learned(make_runner(capture), between))
         assert by_graphs == (not caplog.records)
     assert results[0] == results[1]
 
 
 def test_no_gradient_of_another_stream_is_alive_when_a_capture_begins() -> None:
     """What autograd has recorded is bound to the stream of then, which CUDA refuses to capture."""
-    env = build(SWINGUP, SWINGUP_ENV)
     stub, alive = CudaGraphStub(), []
 
     def capture(*arguments: Any, **keywords: Any) -> Any:
@@ -169,19 +153,17 @@ def test_no_gradient_of_another_stream_is_alive_when_a_capture_begins() -> None:
         return stub.capture(*arguments, **keywords)
 
     gc.collect()
-    learned(make_runner(SWINGUP, env, capture))
+    learned(make_runner(capture))
     assert alive == [[], []]
 
 
 @pytest.mark.slow
 def test_a_resumed_run_is_captured_and_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
-    found = BUNDLED["go1-velocity-flat"]
-    env_class, ends = found.load(found.task.env_class), []
+    found, ends = BUNDLED["go1-velocity-flat"], []
 
     def train(folder: Path, *, by_graphs: bool, until: int, resume: bool = False) -> None:
-        env = build(found, env_class)
         stub = CudaGraphStub()
-        runner = make_runner(found, env, stub.capture if by_graphs else refuse)
+        runner = make_runner(stub.capture if by_graphs else refuse, found)
         checkpointer = Checkpointer(runner, found.name, folder, keep=None)
         if resume:
             assert checkpointer.resume(folder / "model_3.pt") == []

@@ -32,10 +32,10 @@ def build(name: str, engine: Any = "native", num_envs: int = 8, size: int = SIZE
     found = BUNDLED[name]
     env_class = found.load(found.task.env_class)
     cfg = replace(found.task.env, num_envs=num_envs)
-    model = env_class.make_model(cfg)
-    cfg = replace(cfg, episode_seconds=20 * cfg.decimation * model.opt.timestep)
-    sim = make_simulation(engine, model, num_envs, device="cpu")
-    return env_class(cfg, sim, seed=1, group_size=size)
+    sim = make_simulation(engine, env_class.make_model(cfg), num_envs)
+    env = env_class(cfg, sim, seed=1, group_size=size)
+    env.max_episode_length = 20
+    return env
 
 
 def agent(iterations: int, **algorithm: Any) -> AgentConfig:

@@ -11,6 +11,7 @@ from torch import nn
 
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
+from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.minibatches import Minibatch
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner

@@ -234,11 +234,6 @@ def test_each_goes_on_from_what_the_other_has_saved(
     torch.testing.assert_close(weights(other), weights(begun), rtol=1e-4, atol=1e-5)
 
 
-def test_an_update_by_autograd_leaves_none_of_its_nodes_behind() -> None:
-    alg, _ = learn(PPO, agent(algorithm={"backprop": "autograd"}), updates=1)
-    assert all(value.grad_fn is None for value in alg.actor.output_distribution_params)
-
-
 def test_actions_are_the_samples_of_torch_normal() -> None:
     alg, _ = learn(PPO, agent(), updates=0)
     seen = observations()

@@ -63,20 +63,11 @@ class Ranks:
         self.rank = rank
         self.collectives = Collectives(rank, WORLD_SIZE)
 
-    def runner(self, config: AgentConfig, evaluator: Evaluator | None = None) -> Runner:
+    def runner(self, config: AgentConfig, **parts: Any) -> Runner:
         """Networks drawn alike on every rank only once `train` has begun."""
         torch.manual_seed(self.rank)
         env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
-        return Runner(env, config, "cpu", 1, FOUND.load, self.collectives, evaluator=evaluator)
-
-    def captured_runner(self, config: AgentConfig, captures: bool) -> tuple[Runner, CudaGraphStub]:
-        """One with a stand-in for CUDA graphs, or one for which nothing can be captured."""
-        torch.manual_seed(self.rank)
-        env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
-        stub = CudaGraphStub()
-        capture: Any = stub.capture if captures else refuse
-        parts = env, config, "cpu", 1, FOUND.load, self.collectives
-        return Runner(*parts, capture=capture), stub
+        return Runner(env, config, "cpu", 1, FOUND.load, self.collectives, **parts)
 
     def algorithm(self, kind: type[Algorithm] | None, config: AgentConfig) -> Any:
         """An algorithm with the same networks on every rank and a rollout that differs.
@@ -440,7 +431,8 @@ def learn_by_graphs(ranks: Ranks, folder: str) -> dict[str, Any]:
     config = replace(agent(desired_kl=0.002, backprop="autograd"), max_iterations=6)
     cases = {"graphs": True, "calls": False, "graphs on rank 0": ranks.rank == 0}
     for case, captures in cases.items():
-        runner, stub = ranks.captured_runner(config, captures)
+        stub = CudaGraphStub()
+        runner = ranks.runner(config, capture=stub.capture if captures else refuse)
         losses: list[Any] = []
 
         def note(row: Row, losses: list[Any] = losses) -> None:
@@ -512,7 +504,7 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
 
     # Everything as it should be; episodes of five steps.
     evaluator = Evaluator(short(EnvShard(3 * ranks.rank, 3 - ranks.rank, 5)), interval=2)
-    runner = ranks.runner(agent(), evaluator)
+    runner = ranks.runner(agent(), evaluator=evaluator)
     runner.env.max_episode_length = 5
     own, rows = [], []
     unread = runner.env.unread_statistics
