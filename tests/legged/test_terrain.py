@@ -5,11 +5,9 @@ from hashlib import sha256
 from typing import Any
 
 import mujoco
-import mujoco_warp as mjw
 import numpy as np
 import pytest
 import torch
-import warp as wp
 
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
@@ -183,10 +181,7 @@ def test_robots_stand_on_flat_ground_alone() -> None:
     assert data.qpos[2] == pytest.approx(0.3, abs=0.015)
 
 
-def test_a_seed_gives_one_terrain(terrain: Any) -> None:
-    again = make_terrain()
-    assert (again.heights == terrain.heights).all()
-    assert (again.origins == terrain.origins).all()
+def test_another_seed_gives_another_terrain(terrain: Any) -> None:
     assert (make_terrain(seed=1).heights != terrain.heights).any()
 
 
@@ -218,9 +213,3 @@ def test_it_stands_where_it_starts(
     assert np.linalg.norm(data.qpos[:2] - place[:2]) < 0.05
     assert data.qpos[2] - place[2] == pytest.approx(0.3, abs=0.015)
     assert data.sensor("base_up").data[2] > 0.99
-
-
-def test_warp_takes_the_model(model: mujoco.MjModel) -> None:
-    with wp.ScopedDevice("cpu"):
-        field = mjw.put_model(model).hfield_data.numpy()
-    assert (field == model.hfield_data).all()

@@ -49,15 +49,6 @@ def test_it_stands_by_its_gains_alone(name: str) -> None:
     assert env.sim.qvel.abs().max() < 0.2
 
 
-@pytest.mark.parametrize("name", ["go1-velocity-flat", "go1-velocity-rough"])
-def test_building_leaves_what_a_reset_leaves(name: str) -> None:
-    env: Any = build(name)
-    assert not env.air_time.any()
-    assert not env.get_observations()["critic"][:, 53:57].any()
-    if "rough" in name:
-        assert not env.wanted.any()
-
-
 def test_a_robot_on_its_back_or_belly_has_fallen() -> None:
     env = build("go1-velocity-flat", 3, parts={"random": CALM})
     env.sim.qpos[0, 3:7] = torch.tensor([0.0, 1.0, 0.0, 0.0])
