@@ -216,23 +216,6 @@ def test_only_the_ground_is_touched_and_sensors_say_by_what(model: mujoco.MjMode
     assert len(seen) == 2 + 4 * 4
 
 
-def test_sensors_are_laid_out_in_slices_of_four_legs(model: mujoco.MjModel) -> None:
-    whole = {
-        "imu_gyro": 3,
-        "base_linvel": 3,
-        "base_up": 3,
-        "trunk_contact": 1,
-        "robot_contact": 1,
-    }
-    of_legs = {"foot_linvel": 3, "foot_contact": 1}
-    dims = whole | {f"{leg}_{name}": dim for name, dim in of_legs.items() for leg in LEGS}
-    found = [model.sensor(i) for i in range(model.nsensor)]
-    assert {sensor.name: sensor.dim[0] for sensor in found} == dims
-    for name, dim in of_legs.items():
-        starts = [model.sensor(f"{leg}_{name}").adr[0] for leg in LEGS]
-        assert starts == [starts[0] + dim * i for i in range(4)]
-
-
 def test_sensors_measure_in_the_frames_that_the_readme_says(model: mujoco.MjModel) -> None:
     data = start(model, "home")
     rng = np.random.default_rng(2)
