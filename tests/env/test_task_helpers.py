@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mjfleet.env import Delay, Env, EnvShard, History, Levels, Timer
+from mjfleet.env import Delay, Env, EnvShard, History, Levels, Timer, evaluation_levels
 from mjfleet.errors import UserError
 from mjfleet.sim import make_simulation
 
@@ -134,6 +134,10 @@ def test_levels_move_and_who_has_mastered_all_starts_anywhere() -> None:
     levels.now.zero_()
     levels.move(torch.zeros(64) > 0, torch.ones(64) > 0)
     assert not levels.now.any()
+    with pytest.raises(
+        UserError, match=r"Levels was made for values \(64,\), and is given \(64, 1"
+    ):
+        levels.move(even.unsqueeze(1), ~even)
 
 
 def test_a_checkpoint_keeps_what_helpers_hold() -> None:
@@ -225,3 +229,5 @@ def test_a_level_that_there_is_not_is_refused() -> None:
 
     with pytest.raises(UserError, match=r"levels_to_evaluate\(5\) returns \[0, 5\]"):
         judged(WrongEnv, 0, 8, 8)
+    with pytest.raises(UserError, match="called where self.is_evaluation is false"):
+        evaluation_levels(with_part(lambda env: None), 5)

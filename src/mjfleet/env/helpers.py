@@ -37,7 +37,7 @@ class Delay:
         Raises:
             UserError: the values have another shape.
         """
-        _check_values(self, values)
+        _check_shape(self, values, self.past[:, 0])
         self.past.copy_(torch.cat((values.unsqueeze(1), self.past[:, :-1]), dim=1))
         index = self.steps.view(-1, 1, 1).expand(-1, 1, values.shape[1])
         return self.past.gather(1, index).squeeze(1)
@@ -61,7 +61,7 @@ class History:
         Raises:
             UserError: the observation has another shape.
         """
-        _check_values(self, values)
+        _check_shape(self, values, self.past[:, 0])
         newest = values.to(self.past.dtype).unsqueeze(1)
         shifted = torch.cat((self.past[:, 1:], newest), dim=1)
         torch.where(self.is_new.view(-1, 1, 1), newest, shifted, out=self.past)
@@ -141,7 +141,12 @@ class Levels:
 
         An environment that has mastered the highest level continues at a random one, so that the
         policy forgets none (Rudin et al. 2022, arXiv:2109.11978).
+
+        Raises:
+            UserError: one of them has another shape.
         """
+        for mask in (up, down):
+            _check_shape(self, mask, self.now)
         if self._env.is_evaluation:
             return
         moved = (self.now + up.long() - down.long()).clamp(min=0)
@@ -161,9 +166,12 @@ def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
     workers are divided evenly among the levels that `env.levels_to_evaluate` names.
 
     Raises:
-        UserError: `levels_to_evaluate` names no level, or one that does not exist.
+        UserError: this is no evaluation; `levels_to_evaluate` names no level, or one that does not
+            exist.
     """
-    assert env.shard
+    if env.shard is None:
+        kind = type(env).__name__
+        raise UserError(f"{kind}: evaluation_levels is called where self.is_evaluation is false.")
     numbers = tuple(env.levels_to_evaluate(count))
     if not numbers or not {*numbers} <= {*range(count)}:
         raise UserError(
@@ -182,8 +190,8 @@ def _error(env: Env[Any], what: str, wanted: str) -> UserError:
     return UserError(f"{type(env).__name__}: the numbers of {what} must be {wanted}.")
 
 
-def _check_values(helper: Delay | History, values: torch.Tensor) -> None:
-    """Raise UserError unless the values are those of the helper's environment."""
-    if values.shape != (wanted := helper.past[:, 0].shape):
-        name, given = type(helper).__name__, tuple(values.shape)
-        raise UserError(f"{name} was made for values {tuple(wanted)}, and is given {given}.")
+def _check_shape(helper: object, values: torch.Tensor, own: torch.Tensor) -> None:
+    """Raise UserError unless values have the shape of the helper's own."""
+    if values.shape != own.shape:
+        name, wanted, given = type(helper).__name__, tuple(own.shape), tuple(values.shape)
+        raise UserError(f"{name} was made for values {wanted}, and is given {given}.")
