@@ -76,6 +76,15 @@ def test_a_reset_fills_keeps_or_draws() -> None:
     assert not torch.equal(env.drawn[2], first[2])
 
 
+def test_python_types_and_the_sizes_of_a_model_declare_state() -> None:
+    def setup(env: Any) -> None:
+        env.add_state("force", env.sim.model.actuator_trnid[0, 0] + 1, dtype=float)
+
+    env = build(setup)
+    assert (env.force.shape, env.force.dtype) == ((4, 1), torch.float64)
+    env.load_state_dict(env.state_dict())
+
+
 def test_an_episode_ends_before_its_state_is_reset() -> None:
     seen: list[Any] = []
 
@@ -126,7 +135,9 @@ def test_state_is_written_in_place_alone() -> None:
             lambda env: env.add_state("a", 2, reset=lambda mask: mask),
             "`reset` returns \\(4,\\); it",
         ),
-        (lambda env: env.add_state("a", reset="kept"), "`reset` must be a number"),
+        (lambda env: env.add_state("a", reset="kept"), "`reset` a number"),
+        (lambda env: env.add_state("a", dtype=np.float32), "`dtype` must be torch's"),
+        (lambda env: env.add_state("a", shared=True, reset=lambda mask: mask), "no reset draws"),
         (lambda env: env.add_state("a", reset=math.nan), "self.a is not finite where episodes"),
         (lambda env: [Delay(env, 2, 0, 3)(env.sim.qpos[:, :1])], r"values \(4, 2\), and is given"),
     ],

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -60,9 +61,13 @@ class States:
         what = f"add_state({name!r})"
         if name in self.of_envs | self.shared:
             raise UserError(f"{what} is called twice.")
-        if not all(isinstance(part, int) and part > 0 for part in size):
+        if not all(isinstance(part, Integral) and part > 0 for part in size):
             raise UserError(f"{what}: its size is {size}; it must be whole numbers above 0.")
+        size = tuple(map(int, size))  # Those of a mujoco.MjModel are NumPy's.
         shape = size if is_shared else (self._num_envs, *size)
+        if is_shared and callable(reset):
+            text = "no reset draws what belongs to no single environment"
+            raise UserError(f"{what}: `shared=True` with a function as `reset`: {text}.")
         is_filled = not (callable(reset) or reset == "keep")
         try:
             value = float(reset) if is_filled else 0.0  # pyright: ignore[reportArgumentType]
@@ -70,9 +75,10 @@ class States:
             first = first.to(dtype).expand(shape)
         except (RuntimeError, TypeError, ValueError):
             raise UserError(
-                f'{what}: `reset` must be a number, "keep" or a function of the mask, and `start` '
-                f"a number or {shape}."
+                f'{what}: `dtype` must be torch\'s, `reset` a number, "keep" or a function of the '
+                f"mask, and `start` a number or {shape}."
             ) from None
+        dtype = first.dtype  # torch also takes Python's types.
         if callable(reset):
             self._drawn[name] = reset
         if is_saved:

@@ -47,7 +47,8 @@ class StatefulEnv(EnvContract[C]):
             reset: what an episode begins with: a value; "keep"; or a function of the mask
                 `(num_envs,)` that returns `(num_envs, *size)`, which counts where the mask is true.
             start: what it is at first, `(num_envs, *size)` or a number; None: what a reset writes.
-            shared: whether it belongs to no single environment. Its size is then `size` alone.
+            shared: whether it belongs to no single environment. Its size is then `size` alone, and
+                no reset writes it.
             persistent: whether checkpoints hold it; not what each step computes anew.
 
         Returns:
