@@ -374,6 +374,8 @@ def test_random_numbers_have_the_ranges_of_their_columns() -> None:
     assert ((drawn >= low) & (drawn < high)).all()
     assert drawn.mean(dim=0).tolist() == pytest.approx([0, 5.25], abs=0.1)
     assert (env.uniform(1, -3.0, -2.0) + 2.5).abs().max() <= 0.5
+    of_model = torch.tensor(env.sim.model.jnt_range)  # float64.
+    assert env.uniform(2, of_model[:, 0], of_model[:, 1]).dtype == torch.float32
     assert env.normal(1, 0.1).std().item() == pytest.approx(0.1, rel=0.2)
     numbers = env.integers(1, 2, 5)
     assert numbers.dtype == torch.long
@@ -386,4 +388,6 @@ def test_values_are_written_where_the_mask_is_true() -> None:
     env.sim.qpos[:] = 1.0
     env.write(mask, env.sim.qpos, torch.full((3, 2), 2.0))
     env.write(mask, env.sim.qpos[:, 1], torch.tensor((7.0, 8.0, 9.0)))
+    env.write(mask, env.sim.qvel, 3)
     assert env.sim.qpos.tolist() == [[2, 7], [1, 1], [2, 9]]
+    assert (env.sim.qvel == 3).all(dim=1).tolist() == mask.tolist()

@@ -24,8 +24,10 @@ class Rows:
     is_saved: torch.Tensor  # Whether checkpoints hold it, `(rows,)`, bool.
 
 
-def write_where(mask: torch.Tensor, target: torch.Tensor, values: torch.Tensor) -> None:
+def write_where(mask: torch.Tensor, target: torch.Tensor, values: torch.Tensor | float) -> None:
     """Do what `target[mask] = values[mask]` does, without waiting for the device."""
+    if not isinstance(values, torch.Tensor):
+        values = target.new_full((), values)
     where = mask.view(-1, *[1] * (target.ndim - 1))
     torch.where(where, values.to(target.dtype), target, out=target)
 

@@ -101,8 +101,9 @@ class StatefulEnv(EnvContract[C]):
             )
         object.__setattr__(self, name, value)
 
-    def write(self, mask: torch.Tensor, target: torch.Tensor, values: torch.Tensor) -> None:
-        """Write `values` into `target` where `mask` `(num_envs,)` is true; both `(num_envs, ...)`.
+    def write(self, mask: torch.Tensor, target: torch.Tensor, values: torch.Tensor | float) -> None:
+        """Write `values` into `target` where `mask` `(num_envs,)` is true; both `(num_envs, ...)`,
+        or a number.
 
         It is `target[mask] = values[mask]`, without waiting for the device.
         """
@@ -116,7 +117,7 @@ class StatefulEnv(EnvContract[C]):
         `low` and `high` are numbers, or both tensors `(size,)`: a range for each column.
         """
         if isinstance(low, torch.Tensor) and isinstance(high, torch.Tensor):
-            return torch.lerp(low, high, self.uniform(size, 0.0, 1.0))
+            return torch.lerp(low.float(), high.float(), self.uniform(size, 0.0, 1.0))
         return self._draw(size, torch.float32, torch.Tensor.uniform_, low, high)
 
     def normal(self, size: int, deviation: float = 1.0) -> torch.Tensor:
