@@ -1,6 +1,7 @@
 """Where a task's model comes from."""
 
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import pytest
@@ -13,7 +14,7 @@ from mjfleet.errors import UserError
 XML = "<mujoco><worldbody><body name='{}'><geom size='0.1'/></body></worldbody></mujoco>"
 
 
-def model_of(name: str) -> mujoco.MjModel:
+def model_of(name: Any) -> mujoco.MjModel:
     """The model of a task that names it."""
 
     class Robot(Env[EnvConfig]):
@@ -22,6 +23,12 @@ def model_of(name: str) -> mujoco.MjModel:
         def apply(self, action: torch.Tensor) -> None: ...
 
     return Robot.make_model(EnvConfig())
+
+
+def test_a_model_is_named_by_its_path(tmp_path: Path) -> None:
+    file = tmp_path / "own.xml"
+    file.write_text(XML.format("own"))
+    assert [model_of(name).body(1).name for name in (file, str(file))] == ["own"] * 2
 
 
 def test_a_model_of_menagerie_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

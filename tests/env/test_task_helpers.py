@@ -229,5 +229,5 @@ def test_a_level_that_there_is_not_is_refused() -> None:
 
     with pytest.raises(UserError, match=r"levels_to_evaluate\(5\) returns \[0, 5\]"):
         judged(WrongEnv, 0, 8, 8)
-    with pytest.raises(UserError, match="called where self.is_evaluation is false"):
+    with pytest.raises(UserError, match=r"called where self\.is_evaluation is false"):
         evaluation_levels(with_part(lambda env: None), 5)

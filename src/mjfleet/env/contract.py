@@ -69,7 +69,8 @@ class EnvContract(VecEnv, Generic[C]):
         """
         if not hasattr(cls, "model_file"):
             raise UserError(f"{cls.__name__} sets no model_file.")
-        owner, model_file = next(x for x in cls.__mro__ if "model_file" in vars(x)), cls.model_file
+        owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
+        model_file = str(cls.model_file)
         if not model_file.startswith(MENAGERIE):
             package, _, file = model_file.rpartition(":")
             folder = find_package(package) if package else Path(inspect.getfile(owner)).parent
