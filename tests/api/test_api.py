@@ -240,6 +240,12 @@ def test_a_configuration_of_another_task_is_refused(tmp_path: Path) -> None:
         mjfleet.make("cartpole-balance", config=[mapping], device="cpu")  # pyright: ignore[reportArgumentType]
 
 
+def test_iterate_trains_for_total_steps() -> None:
+    settings = {"env": {"num_envs": 4}, "agent": {"num_steps_per_env": 8}, "gpu_ids": None}
+    iterations = mjfleet.iterate("cartpole-balance", total_steps=65, **settings)
+    assert [iteration.metrics["total_steps"] for iteration in iterations] == [32, 64, 96]
+
+
 def test_importing_is_light_and_names_are_documented() -> None:
     code = "import sys, mjfleet; assert not {'torch', 'mujoco', 'tyro', 'yaml'} & {*sys.modules}"
     subprocess.run([sys.executable, "-c", code], check=True)

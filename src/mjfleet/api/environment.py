@@ -1,7 +1,7 @@
 """`mjfleet.make`: an environment in this process."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields
 from typing import Any
@@ -56,9 +56,15 @@ def make(
 
 
 def plan_in_process(
-    task: str | type, name: str | None, config: Config | None, changes: Mapping[str, Any]
+    task: str | type,
+    name: str | None,
+    config: Config | None,
+    changes: Mapping[str, Any],
+    plan: Callable[..., LaunchPlan] = make_plan,
 ) -> tuple[FoundTask, LaunchPlan]:
     """Choose device, engine and threads of one worker in this process, as `train` does.
+
+    `plan_size` as the last argument also counts the iterations.
 
     UserError if a value is not allowed, the configuration needs what this machine lacks, or a field
     is for `train` alone.
@@ -69,7 +75,7 @@ def plan_in_process(
     devices = choose_devices(chosen, os.environ)
     if len(devices.names) > 1:
         raise UserError("gpu_ids: this process has one worker, so one device.")
-    return found, make_plan(found, chosen, [devices], {})
+    return found, plan(found, chosen, [devices], {})
 
 
 def _gpu_ids(device: str) -> Any:

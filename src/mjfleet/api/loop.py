@@ -11,6 +11,7 @@ from mjfleet.api.environment import plan_in_process
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
+from mjfleet.launch.launch_training import plan_size
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.runner import Runner
 from mjfleet.utils.atomic_write import write_atomically
@@ -68,9 +69,9 @@ def iterate(
         DivergedError: a state, observation, reward or loss is not finite.
     """
     with ExitStack() as stack:
-        found, plan = plan_in_process(task, name, config, {"gpu_ids": "auto", **changes})
+        changes = {"gpu_ids": "auto", **changes}
+        found, plan = plan_in_process(task, name, config, changes, plan_size)
         device, config = plan.device, plan.config
-        config.check_rollouts()
         seed_everything(config.agent.seed)
         stack.enter_context(on_device(plan.engine, device))
         size = config.agent.algorithm.envs_per_group
