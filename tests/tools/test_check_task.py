@@ -154,9 +154,20 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
         ],
         [r"'rare'\]: not finite in .* of random states"],
     ),
-    # Environments that see each other, also in rare states.
-    ([("return self.target - ", "return self.target[0] - ")],
-     [r"of an environment depends on the other environments"]),
+    # Environments that see each other, also in rare states; a model that differs each time.
+    (
+        [
+            ("return self.target - ", "return self.target[0] - "),
+            ("    def setup", "    @classmethod\n    def make_model(cls, cfg):\n"
+             "        import numpy\n        model = super().make_model(cfg)\n"
+             "        model.geom_rgba[0, 0] = numpy.random.default_rng().random()\n"
+             "        return model\n\n    def setup"),
+        ],
+        [
+            r"make_model\(\) returns another geom_rgba each time",
+            r"of an environment depends on the other environments",
+        ],
+    ),
     # A model that is written in a reset; a hook that is none.
     (
         [

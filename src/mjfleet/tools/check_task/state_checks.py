@@ -84,15 +84,26 @@ def misspelt_methods(subject: Subject) -> Iterator[Finding]:
 def written_model(subject: Subject) -> Iterator[Finding]:
     """Find fields of the simulation's model that are not as make_model() returns them."""
     env = subject.env
-    now = _numbers(env.sim.model)
-    for name, made in _numbers(type(env).make_model(env.cfg)).items():
-        if not np.array_equal(made, now[name], equal_nan=np.asarray(made).dtype.kind == "f"):
-            is_array = isinstance(made, np.ndarray)
-            how = f"write rows of sim.expand({name!r})" if is_array else "set it in make_model()"
-            yield Finding(
-                f"sim.model.{name} is written after make_model(), which MuJoCo-Warp does not see, "
-                f"nor any world alone: {how}"
-            )
+    made, again = (_numbers(type(env).make_model(env.cfg)) for _ in range(2))
+    if name := next(_unequal(made, again), None):
+        yield Finding(
+            f"make_model() returns another {name} each time: workers, and runs that resume, would "
+            "not train on the same model; let random numbers in it have a fixed seed"
+        )
+        return
+    for name in _unequal(made, _numbers(env.sim.model)):
+        is_array = isinstance(made[name], np.ndarray)
+        how = f"write rows of sim.expand({name!r})" if is_array else "set it in make_model()"
+        yield Finding(
+            f"sim.model.{name} is written after make_model(), which MuJoCo-Warp does not see, "
+            f"nor any world alone: {how}"
+        )
+
+
+def _unequal(made: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    for name, value in made.items():
+        if not np.array_equal(value, now[name], equal_nan=np.asarray(value).dtype.kind == "f"):
+            yield name
 
 
 def _numbers(model: Any) -> dict[str, Any]:
