@@ -35,3 +35,8 @@ def test_a_command_installs_what_is_missing_where_mjfleet_is(
     with pytest.raises(UserError) as missing:
         need_extra("viewer", "--viewer web", ["no_such_module"])
     assert f"no_such_module: `{extra}`" in str(missing.value)
+
+
+def test_a_package_of_no_extra_is_not_installed_by_a_command_of_ours() -> None:
+    with pytest.raises(UserError, match=r"task a needs no_such_module, which is not installed\.$"):
+        need_extra("", "task a", ["no_such_module"])

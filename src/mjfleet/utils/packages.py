@@ -22,12 +22,13 @@ def stack_versions(*more: str) -> dict[str, str]:
 def need_extra(extra: str, what: str, packages: Collection[str]) -> None:
     """Raise UserError if modules that the flag `what` needs are missing.
 
-    The message says how to install them: `extra` is their optional dependency in pyproject.toml.
+    The message says how to install them: `extra` is their optional dependency in pyproject.toml, if
+    they have one.
     """
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
-        what_to_do = f"`{install_command(extra)}` installs what is missing"
-        raise UserError(f"{what} needs {', '.join(missing)}: {what_to_do}.")
+        how = f": `{install_command(extra)}` installs what is missing" if extra else ""
+        raise UserError(f"{what} needs {', '.join(missing)}{how or ', which is not installed'}.")
 
 
 def find_package(name: str) -> Path:
