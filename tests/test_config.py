@@ -269,7 +269,9 @@ def test_a_file_may_hold_only_some_values_and_yaml_may_spell_numbers_its_way() -
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"env": {"nun_envs": 3}}, ["unknown key `env.nun_envs`", "num_envs"]),
+        ({"env": {"nun_envs": 3}}, ["unknown key `env.nun_envs`", "known here: num_envs"]),
+        ({"seed": 3}, ["unknown key `seed`; did you mean `agent.seed`?"]),
+        ({"env": {"num-envs": 3}}, ["unknown key `env.num-envs`; did you mean `env.num_envs`?"]),
         ({"env": {"num_envs": True}}, ["`env.num_envs`", "an integer"]),
         ({"env": 3}, ["`env` is 3", "a mapping"]),
         ({"dry_run": 1}, ["`dry_run`", "true or false"]),

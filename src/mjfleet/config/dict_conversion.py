@@ -101,7 +101,11 @@ def _build(kind: type[T], default: T | None, data: Mapping[str, Any], path: str)
     known = [f.name for f in declared]
     for key in data:
         if key not in known:
-            raise UserError(f"unknown key `{path}{key}`; known here: {', '.join(known)}.")
+            names = by_dotted_name({} if default is None else to_dict(default))
+            last = str(key).replace("-", "_")
+            meant = " or ".join(f"`{path}{n}`" for n in names if n.rpartition(".")[2] == last)
+            hint = f"did you mean {meant}?" if meant else f"known here: {', '.join(known)}."
+            raise UserError(f"unknown key `{path}{key}`; {hint}")
     values = {} if default is None else {name: getattr(default, name) for name in known}
     hints = get_type_hints(kind)
     for key, value in data.items():
