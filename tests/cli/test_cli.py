@@ -191,6 +191,7 @@ def test_an_error_is_one_message_with_exit_code_2_and_creates_nothing(
     [
         ("agent: {sede: 3}", ["config.yaml", "unknown key `agent.sede`", "seed"]),
         ("env: [", ["not YAML"]),
+        ("agent: {seed: 3}\nagent: {run_name: a}", ["not YAML: `agent` stands there twice"]),
         ("3", ["must hold a mapping"]),
     ],
 )

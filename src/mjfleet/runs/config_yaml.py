@@ -181,11 +181,18 @@ def _read(path: str, name: str, is_typed: bool) -> Any:
     """Return what a YAML or JSON file holds."""
     import yaml  # It takes a while.
 
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            names = [key.value for key, _ in node.value]
+            if twice := [str(key) for key in names if names.count(key) > 1]:
+                raise yaml.YAMLError(f"`{twice[0]}` stands there twice\n{node.start_mark}")
+            return super().construct_mapping(node, deep)
+
     try:
         with open_regular(Path(path), CONFIG_BYTES, may_link=is_typed) as file:
             text = file.read()
         # YAML includes JSON, but for the tabs that indent some files.
-        return yaml.safe_load(text.expandtabs() if path.endswith(".json") else text)
+        return yaml.load(text.expandtabs() if path.endswith(".json") else text, Loader)
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
