@@ -220,18 +220,6 @@ def test_a_file_that_is_to_name_the_task_must(
         train(["--config", str(tmp_path / name)])
 
 
-def test_flags_win_over_the_file_and_the_file_over_the_task(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "my.yaml").write_text("env: {num_envs: 64}\nagent: {max_iterations: 7, seed: 5}\n")
-    result = run(
-        "train", "cartpole-balance", "--config=my.yaml", "--agent.seed", "9", "--dry-run",
-        prelude=POISON,
-    )  # fmt: skip
-    lines = " ".join(result.stdout.split())
-    assert "environments: 64 per worker" in lines
-    assert "iterations: 7" in lines
-    assert "localhost cpu 9 " in lines
-
-
 def test_a_configuration_of_another_task_is_refused(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     others = BUNDLED["cartpole-swingup"].defaults()

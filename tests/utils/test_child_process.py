@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from mjfleet.utils.child_process import ChildProcess, python_module
+from mjfleet.utils.child_process import ChildProcess
 
 PARENT = """
 import sys, time
@@ -44,16 +43,6 @@ def test_output_is_kept_while_the_child_runs_and_read_from_its_beginning() -> No
         assert child.how_it_ended() == "ended with exit code 1"
     assert child.exit_code() == 1
     assert child.peak_memory > 1 << 20
-
-
-def test_a_module_imports_nothing_from_the_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "this.py").write_text("print('not this')")
-    with ChildProcess(python_module("this")) as child:
-        child.wait()
-        assert b"Zen of Python" in child.output()
 
 
 def test_the_end_of_the_block_leaves_nothing_of_the_group() -> None:
