@@ -124,8 +124,16 @@ def slowness(warm: "subprocess.Popen[str]") -> float:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty folder, in which this process is; tasks are those of it, and bundled ones."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MJFLEET_TASKS", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
 def refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Refusal:
     """Return the one line with which a command, one of MODULES or a part of `mjfleet`, refuses its
     arguments in an empty folder on a machine without a GPU.
@@ -134,13 +142,11 @@ def refusal(
     """
     from mjfleet.cli.run_command import run_command
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for name in ("TORCHRUNX_LOG_DIR", "MJFLEET_TASKS"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TORCHRUNX_LOG_DIR", raising=False)
 
     def files() -> list[Path]:
-        return [path for path in sorted(tmp_path.rglob("*")) if "__pycache__" not in path.parts]
+        return [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts]
 
     def refuse(*words: str) -> str:
         name, *arguments = words if words[0] in MODULES else ("mjfleet", *words)

@@ -89,10 +89,8 @@ def test_every_command_of_the_guide_runs_in_order(run: Run, tmp_path: Path) -> N
     assert {without_numbers(sample) for sample in samples} <= printed
 
 
-def test_the_command_for_a_robot_of_ones_own_makes_a_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_the_command_for_a_robot_of_ones_own_makes_a_task() -> None:
     Path("robot.urdf").write_text(CART)
     (command,) = (text for _, text in BLOCK.findall(GUIDE) if "--from robot.urdf" in text)
     assert run_command(mjfleet, shlex.split(command)[1:]) == 0
@@ -179,13 +177,12 @@ def commands_here(page: str) -> list[str]:
 
 @pytest.mark.slow
 def test_every_command_for_users_of_other_stacks_runs(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run them with workers on the CPU instead of GPUs; of training, make the plan only."""
     small = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "2")
     assert run("train", "cartpole-balance", "--agent.run-name", "a", *small).returncode == 0
-    (trained,) = tmp_path.glob("logs/*/*")
-    monkeypatch.chdir(tmp_path)
+    (trained,) = here.glob("logs/*/*")
     Path("examples").symlink_to(REPOSITORY / "examples")
     commands = [shlex.split(command) for command in commands_here(MIGRATION)]
     assert len(commands) > 40

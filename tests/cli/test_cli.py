@@ -135,10 +135,8 @@ def test_the_newest_word_on_the_number_of_worlds_counts(run: Run, tmp_path: Path
 
 
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "examples").glob("*.[yj]*[ln]")))
-def test_a_file_is_a_whole_run(
-    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_file_is_a_whole_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train(["--config", str(file), "--agent.seed", "5", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     name = re.search(r'run_name"?: "?([\w-]+)', file.read_text())

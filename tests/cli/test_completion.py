@@ -38,10 +38,8 @@ def test_what_fits_is_offered(
     assert offered(capsys, *words) == expected
 
 
-def test_runs_are_offered_where_one_is_expected(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_runs_are_offered_where_one_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("logs/a/2026-05-04_x", "logs/a/2026-05-05_y", "mine/b/2026-05-06_z"):
         Path(name).mkdir(parents=True)
         Path(name, "run.json").touch()

@@ -21,7 +21,7 @@ from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, Run, only_run, rows, write_task
+from ..conftest import PATIENCE, Refusal, Run, only_run, rows, write_task
 from ..launch.workers import TRAIN
 
 TASK = "cartpole-balance"
@@ -64,17 +64,16 @@ def _statuses(group: Path) -> Sequence[str]:
 
 
 def test_seeds_are_runs_of_one_group_that_continue_as_one(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--gpu-ids", "None", "--cpu-threads", "2", *SMALL, "--run-dir", f"logs/{TASK}/0")
     flags = (*flags, "--seeds", "3", "5")
     first = run("train", TASK, *flags, "--agent.max-iterations", "2")
     assert first.returncode == 0, first.stderr
-    group = only_run(tmp_path)
+    group = only_run(here)
     assert _statuses(group) == ("finished", "finished", "finished")
-    assert _done(tmp_path) == [2, 2]
+    assert _done(here) == [2, 2]
     assert [read_record(group / f"seed_{seed}")["seed"] for seed in (3, 5)] == [3, 5]
-    monkeypatch.chdir(tmp_path)
     assert train([TASK, *flags, "--agent.max-iterations", "4", "--dry-run"]) == 0
     assert capsys.readouterr().out.count("continues\n") == 2
     with pytest.raises(UserError, match=r"--fork: .* is a seed group"):
@@ -89,10 +88,8 @@ def test_seeds_are_runs_of_one_group_that_continue_as_one(
     assert listed[0]["last_mean_return"] == pytest.approx(mean)
 
 
-def test_a_group_and_its_runs_are_found_by_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_group_and_its_runs_are_found_by_their_names() -> None:
     group, logs = Path(f"logs/{TASK}/0"), Path("logs")
     for folder, file in ((group, "group.json"), (group / "seed_3", "run.json")):
         folder.mkdir(parents=True)
@@ -156,13 +153,8 @@ def test_seeds_are_stopped_and_resumed_as_one(run: Run, tmp_path: Path) -> None:
         (("--per-run", "1"), "--seeds"),
     ],
 )
-def test_a_mistake_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: Sequence[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=message):
-        train([TASK, *flags])
-    assert not os.listdir(tmp_path)
+def test_a_mistake_leaves_nothing(refusal: Refusal, flags: Sequence[str], message: str) -> None:
+    assert message in refusal("train", TASK, *flags)
 
 
 @pytest.mark.parametrize(
@@ -173,21 +165,19 @@ def test_a_mistake_leaves_nothing(
     ],
 )
 def test_the_workers_of_two_runs_share_no_seed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    here: Path,
     capsys: pytest.CaptureFixture[str],
     seeds: Sequence[str],
     trained: list[int],
     warnings: int,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     workers = ("--gpu-ids", "None", "--cpu-workers", "2")
     assert train([TASK, *workers, "--seeds", *seeds, "--dry-run"]) == 0
     output = capsys.readouterr().out
     names = re.findall(r"^(seed_\d+): +begins", output, flags=re.MULTILINE)
     assert names == [f"seed_{seed}" for seed in trained]
     assert output.count("share random numbers") == warnings
-    assert not os.listdir(tmp_path)
+    assert not os.listdir(here)
 
 
 @pytest.mark.slow

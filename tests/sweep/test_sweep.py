@@ -46,12 +46,11 @@ SPACE = ("--try", f"{RATE}=1e-4..1e-2:log", "agent.algorithm.gamma=0.9,0.95")
     ],
 )
 def test_mistakes_get_one_message_and_nothing_is_created(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
+    here: Path, flags: list[str], message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         sweep([*([] if "--resume" in flags else [TASK]), *flags])
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -69,22 +68,19 @@ def test_a_url_with_a_password_is_refused_without_being_shown(storage: str) -> N
     assert ":pass" not in str(error.value)
 
 
-def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(run: Run, here: Path) -> None:
     flags = (*SPACE[:2], *FLAGS, "--agent.max-iterations", "1", "--trials", "1")
     flags += ("--agent.run-name", "two words")
     done = run("mjfleet", "sweep", TASK, *flags)
     assert done.returncode == 0, done.stderr
-    folder = only_run(tmp_path)
-    path = folder.relative_to(tmp_path)
+    folder = only_run(here)
+    path = folder.relative_to(here)
     assert f" by train --config '{path}/best.yaml'\nmjfleet report '{path}'\n" in done.stdout
     assert read_record(folder / "trial_0")["status"] == "finished"
     best = yaml.safe_load((folder / "best.yaml").read_text())
     assert best["agent"]["algorithm"]["learning_rate"] == 1e-3
     (trial,) = read_record(folder)["results"]["trials"]
     assert (trial["number"], trial["status"], trial["params"]) == (0, "finished", {RATE: 1e-3})
-    monkeypatch.chdir(tmp_path)
     same = (TASK, *flags, "--run-dir", str(folder), "--as-trained")
     assert sweep([*same, "--dry-run"]) == 0
     with pytest.raises(UserError, match=r"algorithm.lam: .*could not be compared"):

@@ -27,13 +27,12 @@ Check = Callable[..., list[str]]
 
 
 @pytest.fixture
-def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Check:
+def check(here: Path) -> Check:
     """Check the template with some of its text replaced, on MuJoCo's own engine."""
-    monkeypatch.chdir(tmp_path)
 
     def run_check(*changes: Change, **files: list[Change]) -> list[str]:
-        write_arm(tmp_path, *changes, **files)
-        return mistakes_on_native(tmp_path)
+        write_arm(here, *changes, **files)
+        return mistakes_on_native(here)
 
     return run_check
 
@@ -267,12 +266,9 @@ def test_of_a_state_that_is_not_finite_no_consequences_are_told(check: Check) ->
     ],
 )  # fmt: skip
 def test_engines_that_disagree_are_found_by_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    change: Change, expected: str,
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MJFLEET_TASKS", raising=False)
-    write_arm(tmp_path, change)
+    here: Path, capsys: pytest.CaptureFixture[str], change: Change, expected: str
+) -> None:
+    write_arm(here, change)
     capsys.readouterr()
     assert mjfleet(["check-task", "arm"]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -281,18 +277,15 @@ def test_engines_that_disagree_are_found_by_the_command(
     assert len(mistakes) <= 3
 
 
-def test_what_warp_lacks_is_found_and_keeps_a_run_from_beginning(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_arm(tmp_path, model=[("<flag ", '<flag fwdinv="enable" ')])
+def test_what_warp_lacks_is_found_and_keeps_a_run_from_beginning(run: Run, here: Path) -> None:
+    write_arm(here, model=[("<flag ", '<flag fwdinv="enable" ')])
     lacks = "MuJoCo-Warp cannot simulate this model: mjENBL_FWDINV is unsupported."
     trained = run("train", "arm", "--engine", "warp", "--gpu-ids", "None")
     assert trained.returncode == 2
     (line,) = (line for line in trained.stderr.splitlines() if "GPU" not in line)
     assert line.startswith(f"error: {lacks}")
     assert line.endswith("--engine native")
-    assert not (tmp_path / "logs").exists()
+    assert not (here / "logs").exists()
     found = run("mjfleet", "check-task", "arm", "--tasks-dir", "tasks")
     assert found.returncode == 1
     assert f"mistake: {lacks}" in found.stdout

@@ -117,12 +117,9 @@ OFF = ("    effort_weight", '    off: float = 0.0\n    """Off."""\n    effort_we
 
 
 @pytest.mark.parametrize("name", VARIATIONS)
-def test_correct_variations_are_clean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_arm(tmp_path, *VARIATIONS[name], config=[OFF])
-    assert mistakes_on_native(tmp_path) == []
+def test_correct_variations_are_clean(here: Path, name: str) -> None:
+    write_arm(here, *VARIATIONS[name], config=[OFF])
+    assert mistakes_on_native(here) == []
 
 
 # Tasks of other packages are as those define them, which is not always clean. The Go2 has the Go1's
@@ -138,10 +135,8 @@ OTHERS = [name for name in (*OWN, "pendulum-swingup") if name not in FAST and "g
     "name", ["arm", *FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_the_template_and_the_bundled_tasks_are_clean(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+    here: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MJFLEET_TASKS", raising=False)
-    write_arm(tmp_path)
+    write_arm(here)
     assert mjfleet(["check-task", name]) == 0
     assert "nothing found" in capsys.readouterr().out

@@ -57,9 +57,8 @@ def group(folder: Path, kind: str = "seeds", **entries: Any) -> str:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def runs(here: Path) -> list[str]:
     """A group of two seeds, of which the second learns half as fast, and another run."""
-    monkeypatch.chdir(tmp_path)
     root = Path("logs/cartpole")
     error = [1.0 - i / 100 for i in range(60)]
     columns = {"task/error": error, "eval/return": [7.0]}
@@ -179,10 +178,10 @@ def test_nobody_reads_the_tables(runs: list[str], capfd: pytest.CaptureFixture[s
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("here")
 def test_a_sweep_has_a_row_for_each_trial_and_its_page_the_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     folder = Path("logs/cartpole/swept")
     trained(folder / "trial_0", [1.0] * 10)
     trained(folder / "trial_1", [2.0] * 10, gamma=0.99)

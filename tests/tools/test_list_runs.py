@@ -33,12 +33,11 @@ def listed(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, dict[st
 
 
 def test_the_newest_comes_first_and_the_best_return_may_not_be_the_last(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     # In one zone after the other, though its text comes before.
-    write_run(tmp_path / "logs/a/2", "2026-05-04T10:30:00+02:00", status="finished")
-    write_run(tmp_path / "logs/b/1", "2026-05-04T10:00:00+00:00", status="stopped")
+    write_run(here / "logs/a/2", "2026-05-04T10:30:00+02:00", status="finished")
+    write_run(here / "logs/b/1", "2026-05-04T10:00:00+00:00", status="stopped")
     runs = listed(capsys)
     assert list(runs) == ["b/1", "a/2"]
     one = runs["b/1"]

@@ -44,10 +44,7 @@ MARKS = {"legged": "(VelocityEnv)", "reach": "data.site(", "pose": "speeds = rng
 FEET = ("FR", "FL", "RR", "RL")
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MJFLEET_TASKS", raising=False)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def make(name: str, file: Path | str) -> Path:

@@ -105,11 +105,10 @@ def test_a_run_with_damaged_files_is_no_mistyped_task(
     ],
 )
 def test_mistakes_are_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DISPLAY", ":98765")
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     code, shown = call("play", *arguments)
     assert (code, message in shown) == (2, True), shown
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
