@@ -73,10 +73,7 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        asks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
-        if "index" in func.__name__:
-            asks = any(t.dtype == torch.bool for t in _tensors(args[1]))
-        if asks or str(func).startswith("aten.normal.Tensor"):
+        if asks_for_a_value(func, args):
             self.refused = f"{func} asks the device for a value"
             raise CaptureRefusedError(self.refused)
         # Without autograd's nodes, which would stay alive.
@@ -105,6 +102,14 @@ class _Recorder(TorchDispatchMode):
         if writes or any(place is not None for place in places):  # Otherwise it is a view.
             self.graph.operations.append(repeat)
         return result
+
+
+def asks_for_a_value(func: Any, args: Any) -> bool:
+    """Return whether the host has to know a value, or a shape that depends on values."""
+    if "index" in func.__name__:
+        return any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1]))
+    asks = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
+    return bool(asks) or str(func).startswith("aten.normal.Tensor")
 
 
 def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:

@@ -21,6 +21,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     "writing by a boolean mask": lambda: X.clone().index_put_((MASK,), X[3:]),
     "masked_select": lambda: X.masked_select(MASK),
     "unique": X.unique,
+    "unique rows": lambda: X.unique(dim=0),
+    "unique_consecutive": X.unique_consecutive,
+    "bincount": lambda: X.long().bincount(),
     "repeat_interleave": lambda: X.repeat_interleave(MASK.long()),
     "normal with tensors": lambda: torch.normal(X, X),
 }
