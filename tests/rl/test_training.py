@@ -12,6 +12,7 @@ import yaml
 
 from mjfleet.cli.run_command import run_command
 from mjfleet.cli.train import train
+from mjfleet.runs.run_json import read_record
 
 from ..conftest import SMALL, Run, Start, only_run, rows
 from ..launch.workers import NOISY_CONFIG, noisy_env, wait_for_iteration, write_noisy
@@ -267,6 +268,22 @@ def test_a_signal_finishes_the_iteration_and_saves_it(
     assert (run_dir / "checkpoints" / f"model_{done}.pt").exists()
     command = f"train cartpole-balance --resume {run_dir.relative_to(tmp_path)}"
     assert rest.splitlines()[-1].endswith(command)
+
+
+INTERRUPTED = """
+try: __import__("os").kill(__import__("os").getpid(), 15)
+except BaseException: pass  # As some libraries do.
+raise RecursionError("of a module that is half imported")
+"""
+
+
+def test_a_library_that_fails_because_of_a_signal_is_a_stop(run: Run, tmp_path: Path) -> None:
+    env = write_spoilt(tmp_path)
+    body = INTERRUPTED.replace("\n", "\n        ")
+    env.write_text(env.read_text().replace("        self.steps = ", f"{body}\n        self.steps = "))
+    result = run("train", "spoilt")
+    assert (result.returncode, result.stderr) == (143, "")
+    assert read_record(only_run(tmp_path, "spoilt"))["status"] == "stopped"
 
 
 def test_a_second_signal_stops_at_once(start: Start, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ try:
             os.kill(os.getpid(), signal.SIGTERM)
         except BaseException:
             pass  # As a library does that can do without the one that it imports.
-        raise ImportError("cannot load module more than once per process")
+        raise RecursionError("as of a module that is imported again and again")
 except Stopped as stopped:
     sys.exit(128 + stopped.signal_number)
 """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from mjfleet.errors import Stopped, UserError
+from mjfleet.errors import Stopped
 from mjfleet.utils.console import print_line
 
 CONTROLLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -49,8 +49,8 @@ class StopRequest:
         before = {number: signal.signal(number, self._handle) for number in controlled}
         try:
             yield self
-        except (ImportError, UserError):
-            self.check()  # An import that a signal has interrupted can fail when it is repeated.
+        except Exception:
+            self.check()  # A library that a signal has interrupted, in an import say, may fail so.
             raise
         finally:
             for number, handler in before.items():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mjfleet.config import from_dict
 from mjfleet.config.rank_seed import rank_seed
-from mjfleet.errors import Stopped, UserError
+from mjfleet.errors import Stopped
 from mjfleet.registry import find_task
 from mjfleet.rl.phase import Phase
 from mjfleet.utils.console import print_line
@@ -37,8 +37,8 @@ def run_worker(
     try:
         return train_worker(args, rank, stop, heartbeat, run_dirs.append)
     except BaseException as error:
-        if isinstance(error, (ImportError, UserError)):
-            stop.check()  # An import that a signal has interrupted can fail when it is repeated.
+        if not isinstance(error, Stopped):
+            stop.check()  # A library that a signal has interrupted, in an import say, may fail so.
         # torchrun stops a worker that has lost another one, while it handles that.
         cause = error.__context__ if isinstance(error, Stopped) else error
         with stop.deferred(is_announced=False):
