@@ -172,6 +172,24 @@ def test_a_mistake_is_one_message_when_it_is_built(members: dict[str, Any], word
         make_runner(type("Loss", (PPO,), members))
 
 
+@pytest.mark.parametrize("later", [{}, {"first": 0.0, "second": 0.0}])
+def test_a_loss_whose_parts_get_other_names_is_refused(later: dict[str, float]) -> None:
+    class Changing(PPO):
+        calls = 0
+
+        def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            total, parts = super().loss(minibatch)
+            self.calls += 1
+            more = later if self.calls > 1 else {"first": 0.0}
+            return total, parts | {name: total.detach() for name in more}
+
+    runner = make_runner(Changing)
+    with pytest.raises(
+        UserError, match=r"Changing\.loss returns .*, and at first returned .*first:"
+    ):
+        runner.train(lambda row: None, lambda: None)
+
+
 def test_a_network_made_elsewhere_is_named() -> None:
     class Elsewhere(PPO):
         def __init__(self, *parts: Any, **settings: Any) -> None:

@@ -17,6 +17,7 @@ from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGau
 from tensordict import TensorDict
 from torch.distributions import Normal
 
+from mjfleet.errors import UserError
 from mjfleet.rl import device_optimizer
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.captured import Capture, Captured
@@ -256,6 +257,11 @@ class PPO(Algorithm):
         device, rounds = batch.actions.device.type, self.config.use_mixed_precision
         with torch.autocast(device, torch.bfloat16, rounds, cache_enabled=False):
             total, parts = self.loss(batch)
+            if parts.keys() != set(self._loss_names):
+                raise UserError(
+                    f"{type(self).__name__}.loss returns {', '.join(parts)}, and at first returned "
+                    f"{', '.join(self._loss_names)}: give its parts the same names each time."
+                )
             with torch.no_grad():
                 now = actor.output_distribution_params
                 gradient.kl.copy_(actor.get_kl_divergence(batch.distribution, now).mean())
