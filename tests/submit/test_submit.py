@@ -109,7 +109,7 @@ def test_several_seeds_share_a_job(printed: Any, started: Any) -> None:
     flags = ("--gpus", "4", "--cpus", "2")
     command = ("train", TASK, "--seeds", "5", "--per-run", "2", "--run-dir", "of five")
     script = printed("slurm", *flags, "--", *command)
-    assert "# runs: 5, 2 at a time, each on GPU 0, 1" in script
+    assert "# runs: 5, 2 at a time, each on 2 GPUs" in script
     assert {"#SBATCH --ntasks-per-node=1", "#SBATCH --cpus-per-task=8"} <= {*script.splitlines()}
     run_dir = ["--run-dir", "of", "five", "--as-trained"]
     assert started(script) == [*command[:6], *run_dir]

@@ -24,10 +24,14 @@ class Share:
         threads = () if self.threads is None else ("--cpu-threads", str(self.threads))
         return ("--gpu-ids", *gpus, *threads)
 
+    @property
+    def size(self) -> str:
+        """How much that is, which is the same for all shares."""
+        number, what = (len(self.gpus), "GPU") if self.gpus else (self.threads, "core")
+        return f"{number} {what}" + ("" if number == 1 else "s")
+
     def __str__(self) -> str:
-        if self.gpus:
-            return f"GPU {', '.join(map(str, self.gpus))}"
-        return f"{self.threads} core" + ("" if self.threads == 1 else "s")
+        return f"GPU {', '.join(map(str, self.gpus))}" if self.gpus else self.size
 
 
 def divide_devices(

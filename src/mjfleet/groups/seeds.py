@@ -55,7 +55,7 @@ def train_seeds(
     )
     plan = plan_here(found, first)  # Finds mistakes before there is a folder.
     if config.dry_run:
-        print_line(f"seed group: {folder}, {len(shares)} runs at a time on {shares[0]} each")
+        print_line(f"seed group: {folder}, {len(shares)} runs at a time on {shares[0].size} each")
         for member in members:
             how = "continues" if (folder / member.name).exists() else "begins"
             print_line(f"{member.name + ':':<25}{how}")

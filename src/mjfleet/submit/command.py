@@ -195,7 +195,7 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
         if arguments.nodes > 1:
             raise UserError("--nodes: several runs share one machine: leave it out.")
         shares = divide_devices(config, {}, runs, config.per_run, gpus, cores)
-        sizes = [f"runs: {runs}, {len(shares)} at a time, each on {shares[0]}"]
+        sizes = [f"runs: {runs}, {len(shares)} at a time, each on {shares[0].size}"]
         one = replace(config, gpu_ids=list(shares[0].gpus) or None)
         devices, place = choose_devices(one, {}, gpus), {}
         processes, restarts = 1, 0  # Each run restarts by itself.

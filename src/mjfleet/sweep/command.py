@@ -50,7 +50,7 @@ def sweep(argv: Sequence[str]) -> int:
     from mjfleet.sweep.trials import run_trials
 
     shares = divide_devices(config, os.environ, study.most, config.per_run)
-    how = f"{wanted.metric}, {len(shares)} at once with {shares[0]} each"
+    how = f"{wanted.metric}, {len(shares)} at once with {shares[0].size} each"
     print_line(f"{study.most} trials of {found.name} for {how}: {' '.join(wanted.try_)}")
     if config.dry_run:
         return 0
