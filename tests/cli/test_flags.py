@@ -54,16 +54,21 @@ def test_help_and_completion_name_the_short_names(capsys: pytest.CaptureFixture[
     assert "--seed" in candidates(["train", TASK, "--see"])
 
 
-def test_help_shows_a_field_that_has_no_text(
+def test_help_shows_fields_without_a_text_or_a_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from mjfleet.config import EnvConfig, Task
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    mass: float = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class OwnConfig(EnvConfig):
     silent: float = 0.25
+    parts: dict[str, Part] = field(default_factory=dict)
 
 TASKS = {"own": Task(summary="Own.", env=OwnConfig(), env_class="env:OwnEnv")}
 """

@@ -52,7 +52,7 @@ def leaves(owner: type[Any], default: Any = None, prefix: str = "") -> Iterator[
         value = None if default is None else getattr(default, field.name)
         types = [one for one in (hint, *get_args(hint)) if isinstance(one, type)]
         inner = [one for one in types if is_dataclass(one)]
-        if not inner:
+        if not inner or not (value is None or is_dataclass(value)):  # Such as a dict of them.
             yield Leaf(name, owner, hint, value)
         elif default is None or value is not None:
             yield from leaves(inner[0], value, f"{name}.")
