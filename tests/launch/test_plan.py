@@ -69,6 +69,7 @@ def test_logs_are_where_the_variable_says_else_the_flag_else_in_the_run(
         (CPU, {}, {"cpu_threads": 5}, ["--cpu-threads is 5", "at most 4"]),
         (CPU, {"WORLD_SIZE": "2"}, {}, ["WORLD_SIZE=2", "RANK"]),
         (CPUS, {}, {"backend": "nccl"}, ["--backend nccl", "gloo"]),
+        (CPUS, OUTER, {"max_restarts": 1}, ["--max-restarts is 1", "has to restart them"]),
     ],
 )
 def test_impossible_plans_are_refused(devices, environ, changes, named) -> None:
@@ -76,6 +77,15 @@ def test_impossible_plans_are_refused(devices, environ, changes, named) -> None:
         plan(devices, environ, **changes)
     for word in named:
         assert word in str(error.value)
+
+
+def test_hosts_with_and_without_gpus_are_refused() -> None:
+    found, hosts = (
+        discover({}).find("cartpole-balance"),
+        [replace(GPU, host="a"), Devices(host="b")],
+    )
+    with pytest.raises(UserError, match="a has GPUs to train on, b has none"):
+        make_plan(found, found.defaults(), hosts, {})
 
 
 @pytest.mark.parametrize(
