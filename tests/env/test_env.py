@@ -38,6 +38,13 @@ def build_task(
     return env_class(cfg, make_simulation(engine, model, num_envs, device=device, **room), seed=1)
 
 
+def build_env(name: str, cfg: EnvConfig, *parts: Any, engine: Any = "native", **more: Any) -> Any:
+    """Build a bundled task's environment on the CPU with other numbers and further arguments."""
+    env_class = BUNDLED[name].load(BUNDLED[name].task.env_class)
+    sim = make_simulation(engine, env_class.make_model(cfg), cfg.num_envs)
+    return env_class(cfg, sim, *parts, **more)
+
+
 class HostSynchronisationError(AssertionError):
     """A step would have waited for the device."""
 

@@ -15,10 +15,9 @@ from mjfleet.rl.build_algorithm import choose_algorithm
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.groups import group_advantages
 from mjfleet.rl.runner import Runner
-from mjfleet.sim import make_simulation
 
 from ..conftest import Run, only_run, rows
-from ..env.test_env import BUNDLED, ENGINES, no_host_synchronisation
+from ..env.test_env import BUNDLED, ENGINES, build_env, no_host_synchronisation
 from ..helpers.cuda_graph_stub import CudaGraphStub, refuse
 from .test_checkpoints import load, same, train
 from .test_ranks import weights
@@ -29,11 +28,8 @@ NAME = "cartpole-balance"
 
 def build(name: str, engine: Any = "native", num_envs: int = 8, size: int = SIZE) -> Env[Any]:
     """Build grouped environments whose episodes last 20 steps."""
-    found = BUNDLED[name]
-    env_class = found.load(found.task.env_class)
-    cfg = replace(found.task.env, num_envs=num_envs)
-    sim = make_simulation(engine, env_class.make_model(cfg), num_envs)
-    env = env_class(cfg, sim, seed=1, group_size=size)
+    cfg = replace(BUNDLED[name].task.env, num_envs=num_envs)
+    env = build_env(name, cfg, engine=engine, seed=1, group_size=size)
     env.max_episode_length = 20
     return env
 

@@ -26,11 +26,10 @@ from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.replica_checksum import OutOfStepError
 from mjfleet.rl.runner import Runner
-from mjfleet.sim import make_simulation
 from mjfleet.sim.unread import read
 
 from ..conftest import PATIENCE, REPOSITORY
-from ..env.test_env import BUNDLED, build_task
+from ..env.test_env import BUNDLED, build_env, build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub, refuse
 
 WORLD_SIZE = 2
@@ -197,19 +196,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-FAST_VARIANTS: dict[str, dict[str, Any]] = {
-    "fixed": {"schedule": "fixed"},
-    "adaptive": {"schedule": "adaptive", "desired_kl": 0.002},
-}
-
-
 def learn_fast(ranks: Ranks, folder: str) -> dict[str, Any]:
     """One update by the fast path and by rsl_rl's, normalised and not."""
     found = {}
-    for name, changes in FAST_VARIANTS.items():
+    for name in ("fixed", "adaptive"):
         for normalised in (False, True):
             config = agent_with(
-                {"normalize_advantage_per_mini_batch": True, **changes},
+                {"normalize_advantage_per_mini_batch": True, **VARIANTS[name]},
                 obs_normalization=normalised,
             )
             ours, theirs = (ranks.learn(kind, config, updates=1) for kind in (PPO, None))
@@ -489,11 +482,7 @@ def test_advantages_and_observations_are_normalised_over_all_ranks(
 
 def short(share: EnvShard) -> Env[Any]:
     """Worlds to be evaluated in, with short episodes."""
-    env_class = FOUND.load(FOUND.task.env_class)
-    cfg = replace(FOUND.task.env, num_envs=share.count)
-    env = env_class(
-        cfg, make_simulation("native", env_class.make_model(cfg), share.count), 1, share
-    )
+    env = build_env(FOUND.name, replace(FOUND.task.env, num_envs=share.count), 1, share)
     env.max_episode_length = 20
     return env
 

@@ -249,7 +249,7 @@ def test_pauses_grow_until_there_is_progress(tmp_path: Path) -> None:
 
 
 def test_a_run_continues_in_its_own_directory(run: Run, tmp_path: Path) -> None:
-    """Stopped by a signal, refused a few times, resumed, resumed from an older checkpoint."""
+    """From an older checkpoint; and to its end, at which nothing is left."""
     flags = (*SIX, "--agent.save-interval", "2")
     assert run("train", TASK, *flags).returncode == 0
     run_dir = only_run(tmp_path)

@@ -17,13 +17,11 @@ import torch
 from scipy.stats import ks_2samp
 
 from mjfleet.env import Env, EnvShard
-from mjfleet.registry import discover
-from mjfleet.sim import make_simulation
 from mjfleet.tools.export.robot_metadata import describe
 
-from ..env.test_env import build_task, no_host_synchronisation
+from ..env.test_env import BUNDLED, build_env, build_task, no_host_synchronisation
 
-TASKS = [name for name, found in discover({}).tasks.items() if found.folder.name == "dm_control"]
+TASKS = [name for name, found in BUNDLED.items() if found.folder.name == "dm_control"]
 DOMAINS = {name.partition("-")[0]: name for name in reversed(TASKS)}
 """The first task of each."""
 KINDS = "cheetah-run", "humanoid-walk", "reacher-hard"
@@ -162,11 +160,8 @@ def test_warp_steps_as_dm_control_does(
 
 def humanoid(shard: EnvShard | None = None, **fields: Any) -> Env[Any]:
     """Build the humanoid's task with four environments."""
-    found = discover({}).tasks["humanoid-stand"]
-    cfg: Any = replace(found.task.env, num_envs=4, **fields)
-    env_class: Any = found.load(found.task.env_class)
-    sim = make_simulation("native", env_class.make_model(cfg), cfg.num_envs, device="cpu")
-    return env_class(cfg, sim, seed=1, shard=shard)
+    cfg: Any = replace(BUNDLED["humanoid-stand"].task.env, num_envs=4, **fields)
+    return build_env("humanoid-stand", cfg, 1, shard)
 
 
 def motor_strength(env: Env[Any]) -> np.ndarray:

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from mjfleet.env import Env, EnvShard
-from mjfleet.registry import discover
-from mjfleet.sim import make_simulation
 
-TASKS = discover({}).tasks
+from ..env.test_env import BUNDLED, build_env
+
 CALM: dict[str, Any] = {"push_speed": 0.0, "noise": 0.0}
 """No pushes, no noise."""
 
@@ -26,13 +25,9 @@ def build(
     **own: Any,
 ) -> Env[Any]:
     """An environment with other numbers; `parts` are those of nested configurations."""
-    found = TASKS[name]
-    cfg: Any = found.task.env
+    cfg: Any = BUNDLED[name].task.env
     nested = {key: replace(getattr(cfg, key), **values) for key, values in (parts or {}).items()}
-    cfg = replace(cfg, num_envs=num_envs, **nested, **own)
-    env_class = found.load(found.task.env_class)
-    sim = make_simulation("native", env_class.make_model(cfg), num_envs, num_threads=2)
-    return env_class(cfg, sim, seed, share)
+    return build_env(name, replace(cfg, num_envs=num_envs, **nested, **own), seed, share)
 
 
 def run(env: Env[Any], seconds: float) -> list[torch.Tensor]:
@@ -67,7 +62,7 @@ def test_a_mirror_image_moves_and_is_observed_as_the_image(name: str) -> None:
     if "rough" in name:
         env.levels.now[:], env.column[:] = 3, 0
         env.reset()
-    mirror = TASKS[name].load("env:mirror")
+    mirror = BUNDLED[name].load("env:mirror")
     joints = mirror(env, None, torch.linspace(-0.5, 0.5, 12)[None])[1]
     # A pyramid is the same on both sides of its middle.
     middle = env.origins[3, 0, 1] if "rough" in name else 0.0

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from mjfleet.env import Env
-from mjfleet.registry import discover
-from mjfleet.sim import make_simulation
 
 from ..conftest import REPOSITORY
+from ..env.test_env import BUNDLED, build_env
 
 FOLDER = REPOSITORY / "tasks/panda"
-TASKS = discover({}).tasks
 TORQUES = np.array(4 * [87.0] + 3 * [12.0])
 
 
@@ -27,11 +25,8 @@ def model() -> mujoco.MjModel:
 
 def build(name: str, num_envs: int = 16, **own: Any) -> Env[Any]:
     """An environment without noise."""
-    found = TASKS[name]
-    cfg: Any = replace(found.task.env, num_envs=num_envs, noise=0.0, **own)
-    env_class = found.load(found.task.env_class)
-    sim = make_simulation("native", env_class.make_model(cfg), num_envs, num_threads=2)
-    return env_class(cfg, sim, 1)
+    cfg: Any = replace(BUNDLED[name].task.env, num_envs=num_envs, noise=0.0, **own)
+    return build_env(name, cfg, 1)
 
 
 def published_pose(angles: np.ndarray) -> np.ndarray:
@@ -116,7 +111,7 @@ def test_the_arm_touches_the_table_and_the_fingers_the_cube(model: mujoco.MjMode
 
 def test_every_commanded_pose_is_reached_by_some_motion_which_is_rewarded() -> None:
     env: Any = build("panda-reach", 24)
-    steps = TASKS["panda-lift"].load("lift:damped_least_squares")
+    steps = BUNDLED["panda-lift"].load("lift:damped_least_squares")
     p = env.cfg.pose
     for i, (low, high) in enumerate((p.forward, p.left, p.up, p.tilt, p.tilt, p.turn)):
         assert low <= env.poses[:, i].min() < 0 < env.poses[:, i].max() <= high
