@@ -57,7 +57,7 @@ def test_help_and_completion_name_the_short_names(capsys: pytest.CaptureFixture[
 def test_help_shows_fields_without_a_text_or_a_flag(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = """
+    source = '''
 from dataclasses import dataclass, field
 from mjfleet.config import EnvConfig, Task
 
@@ -68,10 +68,11 @@ class Part:
 @dataclass(frozen=True, kw_only=True)
 class OwnConfig(EnvConfig):
     silent: float = 0.25
+    f"""No text, as it is computed: {1}."""
     parts: dict[str, Part] = field(default_factory=dict)
 
 TASKS = {"own": Task(summary="Own.", env=OwnConfig(), env_class="env:OwnEnv")}
-"""
+'''
     write_task(tmp_path, "own", source)
     for asked in ("--help", "--help-all"):
         assert train(["own", "--tasks-dir", str(tmp_path), asked]) == 0

@@ -105,9 +105,9 @@ def field_texts(kind: type[Any]) -> dict[str, str]:
         (declared,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
         assert isinstance(declared, ast.ClassDef)
         for field, text in pairwise(declared.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                words = ast.literal_eval(text.value).split()
-                found[ast.unparse(field.target)] = " ".join(words)
+            match field, text:
+                case ast.AnnAssign(target), ast.Expr(ast.Constant(str(words))):
+                    found[ast.unparse(target)] = " ".join(words.split())
     return found
 
 
