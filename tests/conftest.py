@@ -33,6 +33,7 @@ REPOSITORY = TESTS.parent
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Refusal = Callable[..., str]
+Output = Callable[..., str]
 
 
 MODULES = {
@@ -186,6 +187,18 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
         )
 
     return run_module
+
+
+@pytest.fixture
+def output(run: Run) -> Output:
+    """Run a command as `run` does, which must succeed; return its standard output."""
+
+    def run_well(*words: str, **options: str) -> str:
+        done = run(*words, **options)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        return done.stdout
+
+    return run_well
 
 
 def run_warm(

@@ -24,7 +24,7 @@ from mjfleet.tools.check_task.command import examine
 from mjfleet.tools.check_task.examine import Examination
 
 from .bench.tiny import run_script
-from .conftest import REPOSITORY, Run
+from .conftest import REPOSITORY, Output
 from .loggers.test_console_logger import make_row
 from .tools.own_robots import CART
 from .tools.test_play import column
@@ -59,15 +59,15 @@ OTHERS = {
 IGNORED = shutil.ignore_patterns("__pycache__")
 
 
-def test_the_guide_shows_what_new_task_writes(run: Run, tmp_path: Path) -> None:
+def test_the_guide_shows_what_new_task_writes(output: Output, tmp_path: Path) -> None:
     whole = [text for language, text in BLOCK.findall(GUIDE) if is_file(language, text)]
-    assert run("mjfleet", "new-task", "reacher").returncode == 0
+    output("mjfleet", "new-task", "reacher")
     folder = tmp_path / "tasks/reacher"
     assert whole == [(folder / name).read_text() for name in ("config.py", "env.py")]
     assert (folder / "model.xml").exists()
 
 
-def test_every_command_of_the_guide_runs_in_order(run: Run, tmp_path: Path) -> None:
+def test_every_command_of_the_guide_runs_in_order(output: Output, tmp_path: Path) -> None:
     """Type them as a reader does, in an empty folder; training stops after 3 iterations."""
     typed: list[tuple[str, bool]] = []
     """Each command, and whether it printed the metric that the guide defines."""
@@ -75,10 +75,9 @@ def test_every_command_of_the_guide_runs_in_order(run: Run, tmp_path: Path) -> N
 
     def type_in(command: str) -> None:
         is_training = command.startswith("train ") and "--dry-run" not in command
-        done = run(*shlex.split(command), *("--agent.max-iterations", "3") * is_training)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
-        typed.append((command, "task/final_distance" in done.stdout))
-        printed.update(map(without_numbers, done.stdout.splitlines()))
+        shown = output(*shlex.split(command), *("--agent.max-iterations", "3") * is_training)
+        typed.append((command, "task/final_distance" in shown))
+        printed.update(map(without_numbers, shown.splitlines()))
 
     follow_guide(tmp_path, type_in)
     assert {"new-task", "tasks", "check-task"} <= {command.split()[1] for command, _ in typed}
@@ -118,10 +117,10 @@ def test_the_line_of_plain_output_is_what_is_printed(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: Path) -> None:
+def test_the_pieces_of_the_guide_are_tasks_without_mistakes(output: Output, tmp_path: Path) -> None:
     def only_make_it(command: str) -> None:
         if "new-task" in command:
-            assert run("mjfleet", *command.split()[1:]).returncode == 0
+            output(*command.split())
 
     follow_guide(tmp_path, only_make_it)
     found = discover({}, str(tmp_path / "tasks")).tasks["reacher"]
@@ -132,7 +131,7 @@ def test_the_pieces_of_the_guide_are_tasks_without_mistakes(run: Run, tmp_path: 
 
 
 def test_the_quadruped_of_the_guide_has_no_mistakes_stands_and_trains(
-    run: Run, tmp_path: Path
+    output: Output, tmp_path: Path
 ) -> None:
     blocks, folder = BLOCK.findall(LEGGED), tmp_path / "tasks/foal"
     shutil.copytree(REPOSITORY / "examples/foal", folder, ignore=IGNORED)
@@ -154,10 +153,9 @@ def test_the_quadruped_of_the_guide_has_no_mistakes_stands_and_trains(
     commands, mixing = [text for language, text in blocks if language == "bash"]
     for command in (*commands.splitlines()[1:3], mixing.replace("\\\n", "")):
         program, *flags = shlex.split(command)
-        done = run(program, *flags, *few[program])
-        assert done.returncode == 0, (command, done.stderr)
+        shown = output(program, *flags, *few[program])
         if "--actions" in flags:
-            assert column(done.stdout, "length") == [100, 0, 100, 100]
+            assert column(shown, "length") == [100, 0, 100, 100]
 
 
 def assert_no_mistakes(found: FoundTask, env_class: str) -> None:
@@ -177,11 +175,11 @@ def commands_here(page: str) -> list[str]:
 
 @pytest.mark.slow
 def test_every_command_for_users_of_other_stacks_runs(
-    run: Run, here: Path, capsys: pytest.CaptureFixture[str]
+    output: Output, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run them with workers on the CPU instead of GPUs; of training, make the plan only."""
     small = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "2")
-    assert run("train", "cartpole-balance", "--agent.run-name", "a", *small).returncode == 0
+    output("train", "cartpole-balance", "--agent.run-name", "a", *small)
     (trained,) = here.glob("logs/*/*")
     Path("examples").symlink_to(REPOSITORY / "examples")
     commands = [shlex.split(command) for command in commands_here(MIGRATION)]
@@ -197,8 +195,7 @@ def test_every_command_for_users_of_other_stacks_runs(
         elif program in ("train", "torchrun"):
             assert train([*shlex.split(typed), "--dry-run"]) == 0, typed
         elif "--viewer" not in typed:
-            done = run("mjfleet" if program == "mjfleet" else program, *shlex.split(typed))
-            assert done.returncode == 0, (typed, done.stderr)
+            output(program, *shlex.split(typed))
     assert capsys.readouterr().err == ""
 
 
@@ -234,21 +231,21 @@ def follow_guide(folder: Path, type_in: Callable[[str], None]) -> None:
                 env.write(f"\n{text}")
 
 
-def test_every_flag_in_the_documentation_exists(run: Run, tmp_path: Path) -> None:
+def test_every_flag_in_the_documentation_exists(output: Output, tmp_path: Path) -> None:
     options = {"rnd_cfg": {}, "symmetry_cfg": {"data_augmentation_func": "env:mirror"}}
     network = {"cnn_cfg": {"output_channels": [8]}}
     agent = dict.fromkeys(("actor", "critic", "teacher"), network) | {"algorithm": options}
     (tmp_path / "all.yaml").write_text(json.dumps({"agent": agent}))
-    shown = run("train", "cartpole-balance", "--config", "all.yaml", "--help-all").stdout
+    shown = output("train", "cartpole-balance", "--config", "all.yaml", "--help-all")
     for task in ("go1-velocity-rough", "hopper-v5", "humanoid-run", "reacher-hard"):
-        shown += run("train", task, "--help-all").stdout
+        shown += output("train", task, "--help-all")
     known = set(FLAG.findall(shown)) | OTHERS
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
     for what in ("doctor", "submit slurm", "submit sky", "submit k8s"):
-        known |= set(FLAG.findall(run("mjfleet", *what.split(), "--help").stdout))
-    known |= set(FLAG.findall(run("play", "cartpole-balance", "--help").stdout))
+        known |= set(FLAG.findall(output("mjfleet", *what.split(), "--help")))
+    known |= set(FLAG.findall(output("play", "cartpole-balance", "--help")))
     for what in ("plot", "compare", "sweep", "report", "runs", "export", "inspect", "bench"):
-        known |= set(FLAG.findall(run("mjfleet", what, "--help").stdout))
+        known |= set(FLAG.findall(output("mjfleet", what, "--help")))
     for script in ("peer.py", "learning.py", "reference.py", "gpu.py"):
         known |= set(FLAG.findall(run_script(tmp_path, *script.split(), "--help").stdout))
     assert len(PAGES) > 10

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mjfleet.bench.tune import GAIN, Point, choose, is_done
 
-from ..conftest import POISON, Refusal, Run
+from ..conftest import POISON, Output, Refusal, Run
 from ..launch.workers import write_noisy
 
 TUNE = ("mjfleet", "tune", "noisy", "--tasks-dir", "tasks", "--gpu-ids", "None")
@@ -44,13 +44,12 @@ def test_the_answer_is_the_smallest_number_that_is_nearly_the_fastest(speeds) ->
 
 
 @pytest.mark.slow
-def test_numbers_for_which_there_is_no_memory_end_the_curve(run: Run, tmp_path: Path) -> None:
+def test_numbers_for_which_there_is_no_memory_end_the_curve(output: Output, tmp_path: Path) -> None:
     write_noisy(
         tmp_path, 'if self.num_envs > 512: raise RuntimeError("Failed to allocate 8 bytes")'
     )
-    result = run(*TUNE, "--cpu-workers", "2", "--agent.num-steps-per-env", "8")
-    assert result.returncode == 0, result.stderr
-    head, *measured, missing, fastest = result.stdout.splitlines()
+    shown = output(*TUNE, "--cpu-workers", "2", "--agent.num-steps-per-env", "8")
+    head, *measured, missing, fastest = shown.splitlines()
     assert head.split() == ["environments", "per", "worker", "steps/s", "memory"]
     assert [line.split()[0] for line in measured] == ["256", "512"]
     assert all(float(line.split()[1].replace(",", "")) > 0 for line in measured)
@@ -86,9 +85,8 @@ def test_a_mistake_is_one_message(refusal: Refusal) -> None:
     assert "--gpu-ids 7" in refusal("tune", "cartpole-balance", "--gpu-ids", "7")
 
 
-def test_help_says_what_is_measured(run: Run) -> None:
-    result = run("mjfleet", "tune", "cartpole-balance", "--help", prelude=POISON)
-    assert result.returncode == 0
-    assert "[--gpu-ids ...] [--cpu-workers N]" in result.stdout
+def test_help_says_what_is_measured(run: Run, output: Output) -> None:
+    shown = output("mjfleet", "tune", "cartpole-balance", "--help", prelude=POISON)
+    assert "[--gpu-ids ...] [--cpu-workers N]" in shown
     alone = run("mjfleet", "tune", prelude=POISON)
-    assert (alone.returncode, alone.stdout) == (2, result.stdout)
+    assert (alone.returncode, alone.stdout) == (2, shown)

@@ -18,7 +18,7 @@ from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import write_config
 from mjfleet.utils.hardware_names import cpu_name
 
-from ..conftest import HEAVY, POISON, REPOSITORY, Run
+from ..conftest import HEAVY, POISON, REPOSITORY, Output, Run
 
 BUNDLED = discover({}).tasks
 
@@ -28,21 +28,18 @@ def test_the_poison_works(run: Run) -> None:
     assert f"imported {HEAVY[0]}" in result.stderr
 
 
-def test_help_lists_the_tasks_and_the_common_flags(run: Run) -> None:
-    result = run("train", "--help", prelude=POISON)
-    assert result.returncode == 0
+def test_help_lists_the_tasks_and_the_common_flags(run: Run, output: Output) -> None:
+    shown = output("train", "--help", prelude=POISON)
     for words in ("cartpole-balance", "Keep a pole upright", "--gpu-ids", "--dry-run", "--config"):
-        assert words in result.stdout
-    assert "--swing-up" not in result.stdout
+        assert words in shown
+    assert "--swing-up" not in shown
     without_arguments = run("train", prelude=POISON)
-    assert without_arguments.returncode == 2
-    assert without_arguments.stdout == result.stdout
+    assert (without_arguments.returncode, without_arguments.stdout) == (2, shown)
 
 
-def test_the_whole_help_of_a_task_shows_every_number_with_its_meaning(run: Run) -> None:
-    result = run("train", "cartpole-swingup", "--help-all", prelude=POISON)
-    assert result.returncode == 0
-    text = " ".join(result.stdout.replace("│", " ").split())
+def test_the_whole_help_of_a_task_shows_every_number_with_its_meaning(output: Output) -> None:
+    shown = output("train", "cartpole-swingup", "--help-all", prelude=POISON)
+    text = " ".join(shown.replace("│", " ").split())
     for words in (
         "--num-envs INT, --env.num-envs INT Environments per worker; `mjfleet tune`",
         "--env.swing-up, --env.no-swing-up",
@@ -56,18 +53,17 @@ def test_the_whole_help_of_a_task_shows_every_number_with_its_meaning(run: Run) 
         assert words in text, words
 
 
-def test_help_has_no_line_breaks_of_the_source(run: Run) -> None:
-    result = run("mjfleet", "export", "--help", COLUMNS="300")
-    assert "part of a run's name, `latest`, or a run on W&B" in result.stdout
+def test_help_has_no_line_breaks_of_the_source(output: Output) -> None:
+    shown = output("mjfleet", "export", "--help", COLUMNS="300")
+    assert "part of a run's name, `latest`, or a run on W&B" in shown
 
 
-def test_tasks_are_listed_as_a_table(run: Run) -> None:
-    result = run("mjfleet", "tasks", prelude=POISON)
-    assert result.returncode == 0
-    (line,) = [line for line in result.stdout.splitlines() if "cartpole-balance" in line]
+def test_tasks_are_listed_as_a_table(output: Output) -> None:
+    shown = output("mjfleet", "tasks", prelude=POISON)
+    (line,) = [line for line in shown.splitlines() if "cartpole-balance" in line]
     for words in ("Keep a pole upright", "actor 5, critic 5", "1", "tasks/cartpole"):
         assert words in line
-    assert "?" not in result.stdout  # go1's observations depend on its flags.
+    assert "?" not in shown  # go1's observations depend on its flags.
 
 
 def test_the_variations_of_a_task_are_listed_with_their_ranges(run: Run) -> None:
@@ -89,13 +85,12 @@ def test_commands_are_listed(run: Run) -> None:
     assert "Commands: train, play, tasks" in result.stderr
 
 
-def test_dry_run_prints_the_plan_and_creates_nothing(run: Run, tmp_path: Path) -> None:
-    result = run(
+def test_dry_run_prints_the_plan_and_creates_nothing(output: Output, tmp_path: Path) -> None:
+    shown = output(
         "train", "cartpole-balance", "--dry-run", "--env.num-envs", "100", prelude=POISON,
         TORCHRUNX_LOG_DIR="/tmp/workers",
     )  # fmt: skip
-    assert result.returncode == 0
-    lines = dict(line.split(":", 1) for line in result.stdout.splitlines() if ":" in line)
+    lines = dict(line.split(":", 1) for line in shown.splitlines() if ":" in line)
     values = {name: value.strip() for name, value in lines.items()}
     assert values["task"].startswith("cartpole-balance (")
     assert values["engine"] == "native"
@@ -103,17 +98,16 @@ def test_dry_run_prints_the_plan_and_creates_nothing(run: Run, tmp_path: Path) -
     assert values["steps per iteration"] == "3200"
     assert values["run directory"].startswith("logs/cartpole-balance/")
     assert values["checkpoint"] == "none (new run)"
-    assert "/tmp/workers" not in result.stdout  # One worker alone needs no torchrunx.
+    assert "/tmp/workers" not in shown  # One worker alone needs no torchrunx.
     assert not list(tmp_path.iterdir())
 
 
-def test_dry_run_shows_every_worker(run: Run) -> None:
-    result = run(
+def test_dry_run_shows_every_worker(output: Output) -> None:
+    shown = output(
         "train", "cartpole-balance", "--dry-run", "--cpu-workers", "2", "--total-envs", "100",
         "--agent.seed", "5", "--cpu-threads", "2", prelude=POISON, TORCHRUNX_LOG_DIR="mine",
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    rows = [line.split() for line in result.stdout.splitlines()]
+    rows = [line.split() for line in shown.splitlines()]
     workers = [row for row in rows if row[:1] in (["0"], ["1"])]
     assert [row[:5] for row in workers] == [
         ["0", "localhost", "cpu", "5", "1"],
@@ -122,16 +116,16 @@ def test_dry_run_shows_every_worker(run: Run) -> None:
     for index, row in enumerate(workers):
         assert row[5].startswith("mine/")
         assert row[5].endswith(f"/localhost[{index}].log")
-    assert "50 per worker, 100 in total" in result.stdout
-    assert "--total-envs 100: 50 environments for each of 2 workers" in result.stdout
+    assert "50 per worker, 100 in total" in shown
+    assert "--total-envs 100: 50 environments for each of 2 workers" in shown
 
 
-def test_the_newest_word_on_the_number_of_worlds_counts(run: Run, tmp_path: Path) -> None:
+def test_the_newest_word_on_the_number_of_worlds_counts(output: Output, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").write_text("total_envs: 64\n")
     flags = ("--config", "my.yaml", "--cpu-workers", "2", "--cpu-threads", "2", "--dry-run")
-    assert "32 per worker" in run("train", "cartpole-balance", *flags).stdout
-    own = run("train", "cartpole-balance", *flags, "--env.num-envs", "10")
-    assert "10 per worker, 20 in total" in own.stdout
+    assert "32 per worker" in output("train", "cartpole-balance", *flags)
+    own = output("train", "cartpole-balance", *flags, "--env.num-envs", "10")
+    assert "10 per worker, 20 in total" in own
 
 
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "examples").glob("*.[yj]*[ln]")))
@@ -147,11 +141,11 @@ def test_a_file_is_a_whole_run(file: Path, capsys: pytest.CaptureFixture[str]) -
     assert "--total-steps 7: 1 iterations" in capsys.readouterr().out
 
 
-def test_the_cpu_is_announced_where_no_gpu_was_found(run: Run) -> None:
-    result = run("train", "cartpole-balance", "--dry-run", CUDA_VISIBLE_DEVICES="")
-    assert "training on the CPU" in result.stdout
-    explicit = run("train", "cartpole-balance", "--dry-run", "--gpu-ids", "None")
-    assert "training on the CPU" not in explicit.stdout
+def test_the_cpu_is_announced_where_no_gpu_was_found(output: Output) -> None:
+    shown = output("train", "cartpole-balance", "--dry-run", CUDA_VISIBLE_DEVICES="")
+    assert "training on the CPU" in shown
+    explicit = output("train", "cartpole-balance", "--dry-run", "--gpu-ids", "None")
+    assert "training on the CPU" not in explicit
 
 
 ERRORS = [

@@ -21,7 +21,7 @@ from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, Refusal, Run, only_run, rows, write_task
+from ..conftest import PATIENCE, Output, Refusal, Run, only_run, rows, write_task
 from ..launch.workers import TRAIN
 
 TASK = "cartpole-balance"
@@ -64,12 +64,11 @@ def _statuses(group: Path) -> Sequence[str]:
 
 
 def test_seeds_are_runs_of_one_group_that_continue_as_one(
-    run: Run, here: Path, capsys: pytest.CaptureFixture[str]
+    output: Output, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--gpu-ids", "None", "--cpu-threads", "2", *SMALL, "--run-dir", f"logs/{TASK}/0")
     flags = (*flags, "--seeds", "3", "5")
-    first = run("train", TASK, *flags, "--agent.max-iterations", "2")
-    assert first.returncode == 0, first.stderr
+    output("train", TASK, *flags, "--agent.max-iterations", "2")
     group = only_run(here)
     assert _statuses(group) == ("finished", "finished", "finished")
     assert _done(here) == [2, 2]
@@ -78,7 +77,7 @@ def test_seeds_are_runs_of_one_group_that_continue_as_one(
     assert capsys.readouterr().out.count("continues\n") == 2
     with pytest.raises(UserError, match=r"--fork: .* is a seed group"):
         train(["--resume", str(group), "--fork", "--run-dir", "b", "--agent.max-iterations", "4"])
-    listed = json.loads(run("mjfleet", "runs", "--json").stdout)
+    listed = json.loads(output("mjfleet", "runs", "--json"))
     assert [(one["run"], one["status"], one["members"]) for one in listed] == [
         (f"{TASK}/0", "finished", 2),
         (f"{TASK}/0/seed_3", "finished", None),

@@ -21,7 +21,7 @@ from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.command import sweep
 from mjfleet.sweep.study import Study
 
-from ..conftest import MODULES, PATIENCE, Run, only_run, rows
+from ..conftest import MODULES, PATIENCE, Output, Run, only_run, rows
 
 TASK, ITERATIONS = "cartpole-balance", 8
 FLAGS = (
@@ -68,14 +68,13 @@ def test_a_url_with_a_password_is_refused_without_being_shown(storage: str) -> N
     assert ":pass" not in str(error.value)
 
 
-def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(run: Run, here: Path) -> None:
+def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(output: Output, here: Path) -> None:
     flags = (*SPACE[:2], *FLAGS, "--agent.max-iterations", "1", "--trials", "1")
     flags += ("--agent.run-name", "two words")
-    done = run("mjfleet", "sweep", TASK, *flags)
-    assert done.returncode == 0, done.stderr
+    shown = output("mjfleet", "sweep", TASK, *flags)
     folder = only_run(here)
     path = folder.relative_to(here)
-    assert f" by train --config '{path}/best.yaml'\nmjfleet report '{path}'\n" in done.stdout
+    assert f" by train --config '{path}/best.yaml'\nmjfleet report '{path}'\n" in shown
     assert read_record(folder / "trial_0")["status"] == "finished"
     best = yaml.safe_load((folder / "best.yaml").read_text())
     assert best["agent"]["algorithm"]["learning_rate"] == 1e-3

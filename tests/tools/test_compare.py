@@ -20,7 +20,7 @@ from mjfleet.cli.run_command import run_command
 from mjfleet.tools.report.curves import bootstrap
 from mjfleet.tools.report.results import as_cell
 
-from ..conftest import POISON, Refusal, Run
+from ..conftest import POISON, Output, Refusal
 from .browser import document_after_pointing
 from .test_list_runs import write_run
 
@@ -145,21 +145,19 @@ def test_what_stays_the_same_is_not_drawn(tmp_path: Path) -> None:
 
 
 def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(
-    run: Run, runs: list[str], monkeypatch: pytest.MonkeyPatch
+    output: Output, runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    piped = run("mjfleet", "compare", *runs, "--columns", "task/error", prelude=POISON)
-    assert piped.returncode == 0, piped.stderr
-    lines = [" ".join(line.split()) for line in piped.stdout.splitlines()]
+    piped = output("mjfleet", "compare", *runs, "--columns", "task/error", prelude=POISON)
+    lines = [" ".join(line.split()) for line in piped.splitlines()]
     for line in (
         "1 ab 2 60 [60, 60] 88.5 [59, 118] 88.5 [59, 118] 7 (1 of 2)",
         "2 c 1 45 5 39 -",
         "agent.algorithm.gamma 0.9 0.99",
     ):
-        assert line in lines, piped.stdout
+        assert line in lines, piped
 
-    listed = run("mjfleet", "runs", prelude=POISON)
-    assert listed.returncode == 0, listed.stderr
-    assert "cartpole/ab finished 2/2 runs" in " ".join(listed.stdout.split())
+    listed = output("mjfleet", "runs", prelude=POISON)
+    assert "cartpole/ab finished 2/2 runs" in " ".join(listed.split())
 
     reader, writer = pty.openpty()
     with open(reader, "rb", buffering=0) as screen, open(writer, "w") as terminal:

@@ -14,7 +14,7 @@ import pytest
 
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, POISON, Refusal, Run
+from ..conftest import PATIENCE, POISON, Output, Refusal, Run
 
 
 class Line(NamedTuple):
@@ -53,19 +53,18 @@ def broken_path(folder: Path) -> Path:
     return folder
 
 
-def test_a_machine_that_can_train_passes(run: Run, tmp_path: Path, scratch: Path) -> None:
-    result = run(
+def test_a_machine_that_can_train_passes(output: Output, tmp_path: Path, scratch: Path) -> None:
+    shown = output(
         "mjfleet", "doctor", "--cpu-workers", "2", "--log-root", "logs/mine",
         prelude=POISON, TMPDIR=str(scratch),
     )  # fmt: skip
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = found(result.stdout)
+    lines = found(shown)
     assert list(lines) == [
         "driver", "devices", "torch", "warp", "all-reduce", "rendering cpu", "log root",
     ]  # fmt: skip
     for name in ("torch", "warp", "all-reduce", "log root"):
         assert lines[name].status == "ok", name
-    assert "2 workers, gloo" in result.stdout
+    assert "2 workers, gloo" in shown
     assert not list(tmp_path.iterdir())
     assert not list(scratch.iterdir())
 
@@ -125,9 +124,7 @@ def test_a_mistake_is_one_message(refusal: Refusal) -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_checked(run: Run) -> None:
-    result = run("mjfleet", "doctor", "--gpu-ids", "0")
-    assert result.returncode == 0, result.stdout + result.stderr
-    lines = found(result.stdout)
+def test_a_gpu_is_checked(output: Output) -> None:
+    lines = found(output("mjfleet", "doctor", "--gpu-ids", "0"))
     assert {lines[name].status for name in ("driver", "torch", "warp")} == {"ok"}
     assert lines["cuda:0"].status in ("ok", "warn")

@@ -2,12 +2,11 @@
 
 from pathlib import Path
 
-from ..conftest import POISON, Refusal, Run, rows, write_task
+from ..conftest import POISON, Output, Refusal, only_run, rows, write_task
 
 
-def test_a_new_task_trains_as_it_stands(run: Run, tmp_path: Path) -> None:
-    made = run("mjfleet", "new-task", "myreacher-2", prelude=POISON, UV_RUN_RECURSION_DEPTH="1")
-    assert made.returncode == 0, made.stderr
+def test_a_new_task_trains_as_it_stands(output: Output, tmp_path: Path) -> None:
+    made = output("mjfleet", "new-task", "myreacher-2", prelude=POISON, UV_RUN_RECURSION_DEPTH="1")
     folder = tmp_path / "tasks/myreacher-2"
     assert [path.name for path in sorted(folder.parent.iterdir())] == ["myreacher-2"]
     assert sorted(path.name for path in folder.iterdir()) == ["config.py", "env.py", "model.xml"]
@@ -17,22 +16,20 @@ def test_a_new_task_trains_as_it_stands(run: Run, tmp_path: Path) -> None:
         "uv run mjfleet check-task myreacher-2",
         "uv run train myreacher-2",
     ):
-        assert f"  {line}\n" in made.stdout
-    planned = run("train", "myreacher-2", "--dry-run", prelude=POISON)
-    assert "512 per worker" in planned.stdout
-    result = run("train", "myreacher-2", "--gpu-ids", "None", "--agent.max-iterations", "30")
-    assert result.returncode == 0, result.stderr
-    (run_dir,) = (tmp_path / "logs/myreacher-2").iterdir()
-    rewards = [float(row["mean_reward"]) for row in rows(run_dir)]
+        assert f"  {line}\n" in made
+    assert "512 per worker" in output("train", "myreacher-2", "--dry-run", prelude=POISON)
+    output("train", "myreacher-2", "--gpu-ids", "None", "--agent.max-iterations", "30")
+    learned = rows(only_run(tmp_path, "myreacher-2"))
+    rewards = [float(row["mean_reward"]) for row in learned]
     assert rewards[0] < -0.3
     assert rewards[-1] > 0
 
 
-def test_a_task_in_another_folder_is_called_with_it(run: Run, tmp_path: Path) -> None:
-    made = run("mjfleet", "new-task", "arm", "--tasks-dir", "my tasks/here")
-    assert "train arm --tasks-dir 'my tasks/here' --dry-run" in made.stdout
+def test_a_task_in_another_folder_is_called_with_it(output: Output, tmp_path: Path) -> None:
+    made = output("mjfleet", "new-task", "arm", "--tasks-dir", "my tasks/here")
+    assert "train arm --tasks-dir 'my tasks/here' --dry-run" in made
     assert (tmp_path / "my tasks/here/arm/env.py").is_file()
-    assert run("train", "arm", "--tasks-dir", "my tasks/here", "--dry-run").returncode == 0
+    output("train", "arm", "--tasks-dir", "my tasks/here", "--dry-run")
 
 
 def test_what_cannot_be_made_is_one_message_and_leaves_nothing(

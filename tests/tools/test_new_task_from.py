@@ -18,7 +18,7 @@ from mjfleet.registry import discover
 from mjfleet.tools.check_task.command import WORLDS, examine
 from mjfleet.tools.check_task.examine import Examination
 
-from ..conftest import REPOSITORY, Refusal, Run, only_run, rows
+from ..conftest import REPOSITORY, Output, Refusal, only_run, rows
 from .own_robots import (
     BIPED,
     HAND,
@@ -100,30 +100,27 @@ def test_each_robot_becomes_a_task_of_the_right_kind_without_mistakes(
     ["arm", *(pytest.param(name, marks=pytest.mark.slow) for name in KINDS if name != "arm")],
 )
 def test_tasks_have_no_mistakes_on_both_engines_and_train(
-    run: Run, tmp_path: Path, name: str
+    output: Output, tmp_path: Path, name: str
 ) -> None:
     make(name, write_robots(tmp_path / "sources")[name])
     assert examine(discover({}).tasks[name], "cpu") == ([], [])
-    few = ("--agent.max-iterations", "2", "--num-envs", "16", "--gpu-ids", "None")
-    trained = run("train", name, *few)
-    assert trained.returncode == 0, trained.stderr
+    output("train", name, "--agent.max-iterations", "2", "--num-envs", "16", "--gpu-ids", "None")
     assert len(rows(only_run(tmp_path, name))) == 2
 
 
 @pytest.mark.slow
-def test_an_arm_learns_to_reach(run: Run, tmp_path: Path) -> None:
+def test_an_arm_learns_to_reach(output: Output, tmp_path: Path) -> None:
     make("arm", write_robots(tmp_path / "sources")["arm"])
-    assert run("train", "arm", "--gpu-ids", "None", "--agent.max-iterations", "60").returncode == 0
+    output("train", "arm", "--gpu-ids", "None", "--agent.max-iterations", "60")
     learned = rows(only_run(tmp_path, "arm"))
     assert float(learned[0]["mean_reward"]) < 0 < float(learned[-1]["mean_reward"])
     assert float(learned[-1]["task/final_distance"]) < 0.3  # Of 1 to the farthest goals.
 
 
 @pytest.mark.slow
-def test_a_quadruped_learns_to_walk(run: Run, tmp_path: Path) -> None:
+def test_a_quadruped_learns_to_walk(output: Output, tmp_path: Path) -> None:
     make("quadruped", write_robots(tmp_path / "sources")["quadruped"])
-    done = run("train", "quadruped", "--gpu-ids", "None", "--agent.max-iterations", "300")
-    assert done.returncode == 0, done.stderr
+    output("train", "quadruped", "--gpu-ids", "None", "--agent.max-iterations", "300")
     learned = rows(only_run(tmp_path, "quadruped"))
     # Of 0.51 m/s and 1.44 rad/s when it only stands.
     assert float(learned[-1]["task/velocity_error"]) < 0.38

@@ -8,7 +8,7 @@ import pytest
 
 from mjfleet.tools.play.policy_episodes import COLUMNS, EpisodeSums
 
-from ..conftest import REPOSITORY, Run, needs_drawing, read_video
+from ..conftest import REPOSITORY, Output, Run, needs_drawing, read_video
 from ..runs.test_damaged_runs import RUN, call
 
 GO2 = REPOSITORY / "tasks/go2/pretrained/go2-velocity-flat.pt"
@@ -22,23 +22,24 @@ def column(table: str, name: str) -> list[float]:
     return [float(number) for number in line.split()]
 
 
-def test_a_run_is_played_by_its_names_and_on_either_engine(run: Run, tmp_path: Path) -> None:
+def test_a_run_is_played_by_its_names_and_on_either_engine(
+    run: Run, output: Output, tmp_path: Path
+) -> None:
     run_dir = Path(shutil.copytree(RUN, tmp_path / "logs" / "cartpole-balance" / RUN.name))
     returns = []
     for engine, wanted in (("native", ["latest"]), ("warp", ["--resume", "latest"])):
-        played = run("play", *wanted, *SHORT, "--engine", engine)  # The run names its task.
-        assert played.returncode == 0, played.stderr
-        assert "8 episodes" in played.stdout
-        assert column(played.stdout, "length") == [10.0, 0.0, 10.0, 10.0]
-        assert column(played.stdout, "return") == column(played.stdout, "reward/balance")
-        returns.append(column(played.stdout, "return")[0])
+        played = output("play", *wanted, *SHORT, "--engine", engine)  # The run names its task.
+        assert "8 episodes" in played
+        assert column(played, "length") == [10.0, 0.0, 10.0, 10.0]
+        assert column(played, "return") == column(played, "reward/balance")
+        returns.append(column(played, "return")[0])
     assert max(returns) < 1.1 * min(returns)
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
     # A file alone is played with the task's own numbers.
     shutil.copy(run_dir / "checkpoints/model_3.pt", tmp_path / "policy.pt")
-    alone = run("play", "cartpole-balance", "--resume", "policy.pt", *SHORT, "--episodes", "65")
-    assert "128 episodes" in alone.stdout
+    alone = ("cartpole-balance", "--resume", "policy.pt", *SHORT, "--episodes", "65")
+    assert "128 episodes" in output("play", *alone)
 
     shutil.copytree(run_dir, tmp_path / "begun", ignore=shutil.ignore_patterns("*.pt"))
     begun = run("play", "begun")
@@ -53,22 +54,21 @@ def test_no_two_columns_of_the_table_touch() -> None:
     assert shown == pytest.approx([-1.2345e-05] * 4, rel=1e-2)
 
 
-def test_a_robot_walks_with_the_policy_that_comes_with_it(run: Run, tmp_path: Path) -> None:
+def test_a_robot_walks_with_the_policy_that_comes_with_it(output: Output, tmp_path: Path) -> None:
     few = ("--env.num-envs", "8", "--env.episode-seconds", "3")
-    played = run("play", "go1-velocity-flat", "--pretrained", *few)
-    assert played.returncode == 0, played.stderr
-    assert column(played.stdout, "length")[0] == 150.0
-    assert column(played.stdout, "task/velocity_error")[0] < 0.35
+    played = output("play", "go1-velocity-flat", "--pretrained", *few)
+    assert column(played, "length")[0] == 150.0
+    assert column(played, "task/velocity_error")[0] < 0.35
     assert not list(tmp_path.iterdir())
 
 
 @needs_drawing
-def test_a_task_can_be_looked_at_without_a_policy(run: Run, tmp_path: Path) -> None:
+def test_a_task_can_be_looked_at_without_a_policy(output: Output, tmp_path: Path) -> None:
     short = ("--env.num-envs", "2", "--env.episode-seconds", "0.5")
     video = ("--video", "wild.mp4", "--video-seconds", "0.75")
-    wild = run("play", "cartpole-balance", "--actions", "random", *short, *video)
-    assert wild.stdout.endswith("wrote wild.mp4\n"), wild.stderr
-    assert column(wild.stdout, "length")[0] == 10.0
+    wild = output("play", "cartpole-balance", "--actions", "random", *short, *video)
+    assert wild.endswith("wrote wild.mp4\n")
+    assert column(wild, "length")[0] == 10.0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["wild.mp4"]
     frames = read_video(tmp_path / "wild.mp4")
     assert frames.shape == (15, 480, 640, 3)  # Longer than an episode.

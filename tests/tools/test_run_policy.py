@@ -16,7 +16,7 @@ import torch
 from mjfleet.env import Env
 from mjfleet.registry import discover
 
-from ..conftest import REPOSITORY, Run, run_warm
+from ..conftest import REPOSITORY, Output, run_warm
 from ..runs.test_damaged_runs import RUN
 from ..test_docs import BLOCK
 from .test_export import RUN_POLICY, build, elsewhere, load_example
@@ -62,19 +62,18 @@ def follow(policy: Path, env: Env[Any]) -> None:
     assert robot.data.qpos == pytest.approx(env.sim.qpos[0].numpy(), abs=1e-3)
 
 
-def test_a_robot_follows_its_command_as_it_does_in_play(files: Path, run: Run) -> None:
-    played = run(
+def test_a_robot_follows_its_command_as_it_does_in_play(files: Path, output: Output) -> None:
+    played = output(
         "play", "go1-velocity-flat", "--pretrained", "--env.num-envs", "8",
         "--env.episode-seconds", "4", "--env.random.noise", "0", "--env.random.push-speed", "0",
         "--env.random.delay", "0", "0", "--env.command.forward", "0.5", "0.5",
         "--env.command.yaw", "0.5", "0.5", "--env.command.lateral", "0", "0",
         "--env.command.heading-share", "0", "--env.command.standing-share", "0",
     )  # fmt: skip
-    assert played.returncode == 0, played.stderr
     command = ("--command", "forward=0.5", "turn_left=0.5")
     walks = figures(files, "go1.onnx", *command, "--seconds", "4")
     for name in ("velocity_error", "yaw_error"):
-        reference = column(played.stdout, f"task/{name}")[0]
+        reference = column(played, f"task/{name}")[0]
         assert column(walks, name)[0] == pytest.approx(reference, rel=0.3)
     cfg: Any = discover({}).tasks["go1-velocity-flat"].task.env
     random = replace(cfg.random, **EXACT)
