@@ -117,16 +117,17 @@ def test_rows_that_are_not_sound_are_dropped_on_resume(tmp_path: Path) -> None:
         b"iteration,a", b"1,0.5", b"2", b'3,"0.5', b"\x00\x00\xff,0.5", b"4,0.1", b"4,0.2",
         b"x,1", b"-1,1", b"5,nan", b"6,",
     ]  # fmt: skip
-    (tmp_path / "metrics.csv").write_bytes(b"\n".join(lines) + b"\n")
-    with LoggerGroup(tmp_path, CSV, {}, resumed_from=6) as loggers:
-        loggers.write({"iteration": 7, "a": 1})
+    (tmp_path / "metrics.csv").write_bytes(b"\n".join([*lines, b"7,0.1"]))  # Of 0.125.
+    with LoggerGroup(tmp_path, CSV, {}, resumed_from=7) as loggers:
+        loggers.write({"iteration": 8, "a": 1})
     assert [(row["iteration"], row["a"]) for row in read_csv(tmp_path)] == [
-        ("1", "0.5"), ("4", "0.2"), ("5", "nan"), ("6", ""), ("7", "1"),
+        ("1", "0.5"), ("4", "0.2"), ("5", "nan"), ("6", ""), ("8", "1"),
     ]  # fmt: skip
 
 
-def test_a_file_without_a_sound_header_starts_anew(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_bytes(b"\x00\x00\n1,2\n")
+@pytest.mark.parametrize("content", [b"\x00\x00\n1,2\n", b"iteration,a,a\n1,2,3\n"])
+def test_a_file_without_a_sound_header_starts_anew(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content)
     with LoggerGroup(tmp_path, CSV, {}, resumed_from=2) as loggers:
         loggers.write({"iteration": 3, "a": 1.0})
     assert read_csv(tmp_path) == [{"iteration": "3", "a": "1.0"}]

@@ -90,10 +90,10 @@ def test_messages_need_the_token_and_come_from_no_other_page(server: GuardedServ
 
 
 def test_no_message_opens_a_tunnel(server: GuardedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def resolve(*arguments: object) -> None:
-        raise AssertionError(f"looks for {arguments}")
+    def connect(*arguments: object) -> None:
+        raise AssertionError(f"connects to {arguments}")
 
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr("viser._viser.ViserTunnel", connect)
     # What the message leads to.
     assert server.request_share_url() is None
     assert _messages.ShareUrlRequest

@@ -14,11 +14,15 @@ from ..tasks.test_go1_env import CALM, build
 
 
 class Actor:
-    """Keeps the standing pose, and remembers which checkpoints it was given."""
+    """Keeps the standing pose, and notes which checkpoints it was given, and what it forgot."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
         self.loaded: list[str] = []
+        self.forgotten: list[list[bool]] = []
+
+    def forget(self, ended: torch.Tensor) -> None:
+        self.forgotten.append(ended.tolist())
 
     def act(self, observations: Any) -> torch.Tensor:
         return torch.zeros_like(self.env.action)
@@ -32,7 +36,7 @@ class Actor:
 def play(folder: Path | None = None, **parts: Any) -> tuple[Playback, Actor]:
     env = build("go1-velocity-flat", 2, parts={"random": CALM} | parts)
     actor = Actor(env)
-    return Playback(Player(env, actor.act, actor.load), "model_1.pt", folder), actor
+    return Playback(Player(env, actor.act, actor.load, actor.forget), "model_1.pt", folder), actor
 
 
 def test_time_passes_at_the_wanted_speed_and_stops_in_a_pause() -> None:
@@ -58,11 +62,12 @@ def test_a_machine_that_cannot_keep_up_does_not_fall_further_behind() -> None:
 
 
 def test_a_reset_begins_new_episodes() -> None:
-    playback, _ = play()
+    playback, actor = play()
     for _ in range(5):
         playback.step()
     assert (playback.sums != 0).any()
     playback.reset()
+    assert actor.forgotten[-1] == [True, True]
     assert playback.env.episode_length_buf.tolist() == [0, 0]
     playback.step()
     assert torch.equal(playback.sums, playback.env.terms)

@@ -128,7 +128,13 @@ def test_only_checkpoints_that_others_make_unneeded_go(tmp_path: Path) -> None:
     (folder / "model_4.pt").write_bytes(good[:-40])  # It is damaged, so the one before it is kept.
     only_bad = write(tmp_path / "a/2", status="finished")
     add_checkpoint(only_bad, 1).write_bytes(b"bad")
+    linked = write(tmp_path / "a/3", status="finished")
+    (linked / "checkpoints").rename(tmp_path / "others")
+    (linked / "checkpoints").symlink_to(tmp_path / "others")
+    for iteration in (1, 2):
+        add_checkpoint(linked, iteration)
     assert prune(tmp_path, "--prune", "checkpoints", "--yes") == 0
+    assert len(list((tmp_path / "others").iterdir())) == 2
     left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert left == {"model_3.pt", "final_model.pt", "best.pt", "replaced_1/metrics.csv"}
     assert (only_bad / "checkpoints/model_1.pt").exists()
