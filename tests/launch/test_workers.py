@@ -181,7 +181,12 @@ def test_on_a_terminal_rank_0_draws_as_one_worker_would(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
     tmp_path: Path, number: signal.Signals, figure: Figure

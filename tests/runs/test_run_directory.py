@@ -55,10 +55,11 @@ def test_an_attempt_says_how_it_ended(tmp_path: Path) -> None:
     "spoil",
     [
         shutil.rmtree,
+        lambda path: (path / "run.json").unlink(),
         lambda path: (path / "run.json").write_text("{"),
         lambda path: (path / "run.json").write_text('{"attempts": []}'),
     ],
-    ids=["removed", "no JSON", "no attempts"],
+    ids=["removed", "no file", "no JSON", "no attempts"],
 )
 def test_where_that_cannot_be_recorded_it_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[Path], object]
@@ -70,6 +71,7 @@ def test_where_that_cannot_be_recorded_it_is_a_warning(
     run.close()
     (record,) = caplog.records
     assert str(path / "run.json") in record.getMessage()
+    assert record.getMessage().endswith("it is gone") != (path / "run.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -193,11 +193,12 @@ def _import_for_workers(engine: str, threads: int) -> None:
 def main(is_over_ssh: bool = False) -> NoReturn:
     """Serve the launcher at standard input and output; over ssh its silence means it is gone."""
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # For processes that this one starts.
-    # Only the launcher decides when the run ends. Workers inherit what is ignored, and handle the
-    # first two themselves: in this process a handler does nothing.
-    for number in STOPPING:
+    # Only the launcher decides when the run ends. Workers inherit what is ignored, as SIGHUP is
+    # under nohup, and handle STOPPING themselves: in this process a handler does nothing.
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    for number in STOPPING[:2] if is_nohup else STOPPING:
         signal.signal(number, lambda number, frame: None)
-    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     # Nothing else may read or write the channel.
     reader, writer = os.dup(0), os.dup(1)

@@ -85,8 +85,7 @@ def _finish(
     if run_dir:
         run_dir.end("stopped" if end.stopped_by else "finished")
     if end.stopped_by:
-        # Workers that a host agent has started know other signals than those received here.
-        return 128 + (stop.received or end.stopped_by)
+        return 128 + end.stopped_by
     if run_dir and PARENT_VARIABLE not in os.environ:  # A benchmark looks at no curves.
         draw_curves(plan.run_dir)
     return 0

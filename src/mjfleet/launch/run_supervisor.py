@@ -107,8 +107,7 @@ class RunSupervisor:
             if (number := stop.check()) and not is_asked_to_stop:
                 deadline = min(deadline, time.monotonic() + ANSWER_SECONDS)
                 if all(host.has_begun for host in self._hosts.values()):
-                    by = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-                    self._connections.send(SendSignal(by))
+                    self._connections.send(SendSignal(number))
                     is_asked_to_stop = True
                 elif time.monotonic() > deadline:  # There is no iteration to finish.
                     print_line(f"{signal.Signals(number).name}: stopping at once")

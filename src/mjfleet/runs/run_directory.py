@@ -155,8 +155,9 @@ class RunDirectory:
             write_record(self.path, RECORD_FILE, **entries)
             shutil.rmtree(self.path / PENDING, ignore_errors=True)
         except (OSError, LookupError, TypeError, ValueError) as error:
-            why = "the run directory is gone" if not self.path.exists() else in_a_line(error)
-            logger.warning("%s does not say how the run ended: %s", self.path / RECORD_FILE, why)
+            file = self.path / RECORD_FILE
+            why = in_a_line(error) if file.exists() else "it is gone"
+            logger.warning("%s does not say how the run ended: %s", file, why)
 
     def _start(self, attempt: Attempt, log_folder: Path | None) -> None:
         """Record the attempt and make its folders, or leave everything as it was."""

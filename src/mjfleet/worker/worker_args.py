@@ -10,7 +10,7 @@ from mjfleet.worker.rank_environment import Rank
 
 LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Environment variables that keep gloo and NCCL on this host."""
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """By which the launcher asks workers that it has started to stop."""
 
 
