@@ -1,6 +1,7 @@
 """Building an environment: the room that contacts and constraints get."""
 
 from dataclasses import replace
+from typing import Any
 
 import mujoco
 import pytest
@@ -10,6 +11,9 @@ from mjfleet.env.factory import build_env
 from mjfleet.errors import UserError
 
 from .test_env import BUNDLED
+
+GEOM = "<mujoco><worldbody><geom/></worldbody></mujoco>"  # Of a size of 0.
+NO_FILE = "<mujoco><asset><mesh file='none.obj'/></asset></mujoco>"
 
 
 def test_room_on_warp_is_what_a_short_run_needs_unless_it_is_given() -> None:
@@ -35,4 +39,19 @@ def test_a_model_that_is_not_compiled_is_one_message(monkeypatch: pytest.MonkeyP
     kind = found.load(found.task.env_class)
     monkeypatch.setattr(kind, "make_model", classmethod(lambda cls, cfg: mujoco.MjSpec()))
     with pytest.raises(UserError, match=r"make_model\(\) returns MjSpec; .* spec.compile\(\)"):
+        build_env(found, found.defaults(), "native", "cpu", 1)
+
+
+@pytest.mark.parametrize("text", ["<mujoco", "<mujoco><worldbody nme=''/></mujoco>", GEOM, NO_FILE])
+def test_a_model_that_mujoco_refuses_is_one_message(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = BUNDLED["cartpole-balance"]
+    kind = found.load(found.task.env_class)
+
+    def make(cls: Any, cfg: Any) -> mujoco.MjModel:
+        return mujoco.MjModel.from_xml_string(text)
+
+    monkeypatch.setattr(kind, "make_model", classmethod(make))
+    with pytest.raises(UserError, match=r"make_model\(\), .*test_factory.py, line \d+: .*rror"):
         build_env(found, found.defaults(), "native", "cpu", 1)

@@ -2,6 +2,8 @@
 
 import copy
 import os
+import re
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -67,12 +69,7 @@ def build_env(
     if shard is not None:
         num_envs, seed = shard.count, shard.seed
     cfg = replace(config.env, num_envs=num_envs)
-    model = env_class.make_model(cfg)
-    if not isinstance(model, mujoco.MjModel):
-        raise UserError(
-            f"{env_class.__name__}.make_model() returns {type(model).__name__}; it must return a "
-            "mujoco.MjModel: that of a mujoco.MjSpec is spec.compile()."
-        )
+    model = _make_model(env_class, cfg)
     if device == "cpu":
         state = model.nq + 2 * model.nv + model.na + model.nu + 6 * model.nbody
         check_fits(f"the states of {num_envs} environments", 4 * num_envs * state)
@@ -100,6 +97,24 @@ def build_env(
             )
     found.check_groups(config, observation_sizes(env))
     return env
+
+
+def _make_model(env_class: type[Env[Any]], cfg: EnvConfig) -> mujoco.MjModel:
+    """Return a task's model; raise UserError if it is none, or MuJoCo cannot compile it."""
+    what = f"{env_class.__name__}.make_model()"
+    try:
+        model: object = env_class.make_model(cfg)
+    except ValueError as error:
+        if not re.match("XML|ParseXML|Error", str(error)):  # As MuJoCo's own begin.
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(f"{what}, {place.filename}, line {place.lineno}: {error}") from None
+    if not isinstance(model, mujoco.MjModel):
+        raise UserError(
+            f"{what} returns {type(model).__name__}; it must return a mujoco.MjModel: that of a "
+            "mujoco.MjSpec is spec.compile()."
+        )
+    return model
 
 
 def _with_room(
