@@ -1,7 +1,7 @@
 """Rays from a robot to what is around it, and the height scan. Runs in a worker."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 
 import mujoco
@@ -96,7 +96,7 @@ class Rays:
             UserError: an argument is not as above; `groups` has no geom, or one of the robot that
                 the frame is part of.
         """
-        self.sim, self.groups = env.sim, tuple(groups)
+        self.sim = env.sim
         self.max_distance, self.miss = max_distance, miss
         self.alignment = alignment or self.default_alignment
         try:
@@ -109,7 +109,7 @@ class Rays:
                 allowed = ", ".join(get_args(Alignment))
                 raise UserError(f"alignment is {alignment!r}; it must be one of {allowed}.")
             body, self._position, self._axes = _find(self.sim, frame)
-            _check_groups(self.sim.model, body, self.groups)
+            self.groups = _check_groups(self.sim.model, body, groups)
         except UserError as error:
             kind = type(self).__name__
             raise UserError(f"{type(env).__name__}: {kind} on {frame!r}: {error}") from None
@@ -190,10 +190,11 @@ def _find(sim: Simulation, frame: str) -> tuple[int, torch.Tensor, torch.Tensor]
     raise UserError(f"no such site or body. Sites: {sites}; bodies: {bodies}.")
 
 
-def _check_groups(model: mujoco.MjModel, body: int, groups: Sequence[int]) -> None:
-    """Raise UserError unless rays from a body hit geoms, but none of its robot's."""
+def _check_groups(model: mujoco.MjModel, body: int, given: Sequence[int]) -> tuple[int, ...]:
+    """Return the groups; raise UserError unless rays hit geoms of them, but none of the robot's."""
+    groups = tuple(given) if isinstance(given, Iterable) else ()
     if not groups or not {*groups} <= {*range(mujoco.mjNGROUP)}:
-        raise UserError(f"groups is {groups}; it must be one or more of 0 to 5.")
+        raise UserError(f"groups is {given!r}; it must be a tuple of one or more of 0 to 5.")
     has_material, alpha = model.geom_matid >= 0, model.geom_rgba[:, 3].copy()
     alpha[has_material] = model.mat_rgba[model.geom_matid[has_material], 3]
     group, root = model.geom_group.clip(0, mujoco.mjNGROUP - 1), model.body_rootid[body]
@@ -211,6 +212,7 @@ def _check_groups(model: mujoco.MjModel, body: int, groups: Sequence[int]) -> No
             f"{like}. Put all geoms of the robot into groups of their own, such as <geom "
             'group="2"/>, that are not in `groups`.'
         )
+    return groups
 
 
 def _name(model: mujoco.MjModel, geom: int) -> str:
