@@ -297,10 +297,12 @@ class Misshapen(ReachEnv):
         flat = torch.zeros(self.num_envs, 2)
         return {"target": (flat, flat)} if self.what == "flat arrow" else super().debug_vis()
 
-    def reward_weights(self) -> dict[str, float]:
-        return {"weight of nothing": {"bonus": 1.0}, "no weight": {"alive": float("nan")}}.get(
-            self.what, {}
-        )
+    def reward_weights(self) -> dict[str, Any]:
+        return {
+            "weight of nothing": {"bonus": 1.0},
+            "no weight": {"alive": float("nan")},
+            "text weight": {"alive": "1"},
+        }.get(self.what, {})
 
     def terminated(self) -> torch.Tensor:
         return torch.zeros(self.num_envs) if self.what == "float mask" else super().terminated()
@@ -319,6 +321,7 @@ class Misshapen(ReachEnv):
         ("flat arrow", r"debug_vis\(\)\['target'\] is \(2, 2\)"),
         ("weight of nothing", r"reward_weights\(\) names bonus; rewards\(\) has alive, effort"),
         ("no weight", r"reward_weights\(\) returns .* finite numbers"),
+        ("text weight", r"reward_weights\(\) returns .* finite numbers"),
     ],
 )
 def test_wrong_shapes_are_refused_before_training(what: str, message: str) -> None:
@@ -386,3 +389,6 @@ def test_values_are_written_where_the_mask_is_true() -> None:
     env.write(mask, env.sim.qvel, 3)
     assert env.sim.qpos.tolist() == [[2, 7], [1, 1], [2, 9]]
     assert (env.sim.qvel == 3).all(dim=1).tolist() == mask.tolist()
+    values: Any = [0.5, 0.1]
+    with pytest.raises(UserError, match=r"is \[0.5, 0.1\]; it must be a tensor \(3, 2\), or a num"):
+        env.write(mask, env.sim.qpos, values)

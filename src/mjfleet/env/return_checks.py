@@ -66,15 +66,15 @@ def check_weights(env: Any) -> dict[str, float]:
     """
     weights = env.reward_weights()
     try:
-        found = {str(name): float(weight) for name, weight in weights.items()}
+        are_numbers = all(map(math.isfinite, weights.values()))
     except (AttributeError, TypeError, ValueError):
-        found = {"": math.nan}
-    if not all(map(math.isfinite, found.values())):
+        are_numbers = False
+    if not are_numbers:
         raise UserError(
             f"{type(env).__name__}.reward_weights() returns {weights!r:.80}; it must return a "
             "dictionary of names to finite numbers."
         )
-    return found
+    return {str(name): float(weight) for name, weight in weights.items()}
 
 
 def _check(what: str, value: Any, columns: str | int | None, env: Any) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -27,6 +27,11 @@ class Rows:
 def write_where(mask: torch.Tensor, target: torch.Tensor, values: torch.Tensor | float) -> None:
     """Do what `target[mask] = values[mask]` does, without waiting for the device."""
     if not isinstance(values, torch.Tensor):
+        if not isinstance(values, Real):
+            raise UserError(
+                f"write(): values is {values!r:.80}; it must be a tensor "
+                f"{tuple(target.shape)}, or a number."
+            )
         values = target.new_full((), values)
     where = mask.view(-1, *[1] * (target.ndim - 1))
     torch.where(where, values.to(target.dtype), target, out=target)
