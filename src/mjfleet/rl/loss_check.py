@@ -1,6 +1,7 @@
-"""Tries the loss of a subclass of PPO before it is learned from. Runs in a worker."""
+"""Checks the loss of a subclass of PPO, above all before it is learned from. Runs in a worker."""
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +11,11 @@ from torch import nn
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 from mjfleet.rl.minibatches import Minibatch, forget_nodes
-from mjfleet.rl.ppo import PPO
 
 NAME = re.compile(r"[A-Za-z0-9_]+")
 
 
-def check(alg: PPO, observations: TensorDict) -> None:
+def check(alg: Any, observations: TensorDict) -> None:
     """Try the networks and the loss of a subclass on the first observations; nothing is learned.
 
     Raises:
@@ -34,7 +34,17 @@ def check(alg: PPO, observations: TensorDict) -> None:
             alg.name_losses(_check_loss(alg, _try_minibatch(alg, observations)))
 
 
-def _check_loss(alg: PPO, minibatch: Minibatch) -> tuple[str, ...]:
+def stack_parts(alg: Any, parts: Mapping[str, torch.Tensor], names: Sequence[str]) -> torch.Tensor:
+    """Return the parts of a loss in the order of `names`; UserError if it has others."""
+    if parts.keys() != set(names):
+        raise UserError(
+            f"{type(alg).__name__}.loss returns {', '.join(parts)}, and at first returned "
+            f"{', '.join(names)}: give its parts the same names each time."
+        )
+    return torch.stack([parts[name] for name in names])
+
+
+def _check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
     """Return the names of the parts of an algorithm's loss; nothing is learned.
 
     Raises:
@@ -69,11 +79,11 @@ def _check_loss(alg: PPO, minibatch: Minibatch) -> tuple[str, ...]:
             f"{where} ends with the actor's distribution at other samples than the minibatch's: "
             "call `super().loss(minibatch)` last, or update the distribution again."
         )
-    forget_nodes(alg.actor, minibatch.actor_inputs)
+    forget_nodes(alg, minibatch.actor_inputs)
     return tuple(parts)
 
 
-def _try_minibatch(alg: PPO, observations: TensorDict) -> Minibatch:
+def _try_minibatch(alg: Any, observations: TensorDict) -> Minibatch:
     """Return a minibatch of random values, with actions for some observations."""
     storage = alg.storage
     with torch.no_grad():

@@ -110,8 +110,15 @@ def room_for_distribution(actor: Any, storage: RolloutStorage) -> tuple[torch.Te
 
 
 @torch.no_grad()
-def forget_nodes(actor: Any, inputs: torch.Tensor) -> None:
-    """Leave none of autograd's nodes in an actor's distribution, by one sample of `inputs`."""
+def forget_nodes(alg: Any, inputs: torch.Tensor) -> None:
+    """Leave none of autograd's nodes in an algorithm and its actor, by one sample of `inputs`.
+
+    They belong to the stream of this call, with which a capture on another cannot synchronise.
+    """
+    actor = alg.actor
     actor.eval()  # Nothing remembers the sample; batch normalisation would refuse a single one.
     actor.distribution.update(actor.mlp(inputs[:1]))
     actor.train()
+    for name, value in vars(alg).items() if alg.has_own_loss else ():
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            setattr(alg, name, value.detach())

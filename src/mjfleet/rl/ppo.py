@@ -17,13 +17,13 @@ from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGau
 from tensordict import TensorDict
 from torch.distributions import Normal
 
-from mjfleet.errors import UserError
 from mjfleet.rl import device_optimizer
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.captured import Capture, Captured
 from mjfleet.rl.cpu_backprop import choose_backprop
 from mjfleet.rl.equivariance import Equivariance
 from mjfleet.rl.groups import group_advantages
+from mjfleet.rl.loss_check import stack_parts
 from mjfleet.rl.minibatches import Minibatch, Minibatches, forget_nodes, room_for_distribution
 from mjfleet.rl.normalizers import update_normalizers
 from mjfleet.sim.unread import Unread, read
@@ -57,13 +57,12 @@ class PPO(Algorithm):
         super().__init__(*args, **settings)
         storage, config, gradient = self.storage, self.config, self.gradient
         self.has_own_loss = type(self).loss is not PPO.loss
-        self._capture = capture if not self.has_own_loss or self.captures else None
+        capture = self._capture = capture if not self.has_own_loss or self.captures else None
         parts = (self.actor, self.critic), storage.observations[0], gradient
         self.equivariance = mirror and Equivariance(mirror, *parts)
         self._is_gaussian = type(self.actor.distribution) in GAUSSIANS
-        storage.distribution_params = self._distribution = room_for_distribution(
-            self.actor, storage
-        )
+        self._distribution = room_for_distribution(self.actor, storage)
+        storage.distribution_params = self._distribution
         self._time_outs = torch.zeros_like(storage.dones)
         self._last_observations = storage.observations[0].clone()  # Those after a rollout.
         self.minibatches = Minibatches(self.actor, self.critic, storage, config)
@@ -77,12 +76,9 @@ class PPO(Algorithm):
         self._read_rate = self.learning_rate
         device_optimizer.prepare(self.optimizer, self._rate)
         self._backward = Captured(
-            "backward",
-            self._compute_gradients,
-            lambda: [gradient.flat, self._totals],
-            self._capture,
+            "backward", self._compute_gradients, lambda: [gradient.flat, self._totals], capture
         )
-        self._step = Captured("the step", self._apply_gradients, self._stepped, self._capture)
+        self._step = Captured("the step", self._apply_gradients, self._stepped, capture)
         self._numbers = [getattr(self, name) for name in NUMBERS]
 
     def name_losses(self, names: Sequence[str]) -> None:
@@ -257,23 +253,13 @@ class PPO(Algorithm):
         device, rounds = batch.actions.device.type, self.config.use_mixed_precision
         with torch.autocast(device, torch.bfloat16, rounds, cache_enabled=False):
             total, parts = self.loss(batch)
-            if parts.keys() != set(self._loss_names):
-                raise UserError(
-                    f"{type(self).__name__}.loss returns {', '.join(parts)}, and at first returned "
-                    f"{', '.join(self._loss_names)}: give its parts the same names each time."
-                )
             with torch.no_grad():
+                losses = stack_parts(self, parts, self._loss_names)
                 now = actor.output_distribution_params
                 gradient.kl.copy_(actor.get_kl_divergence(batch.distribution, now).mean())
         total.backward()
-        with torch.no_grad():
-            self._totals += torch.stack([parts[name] for name in self._loss_names])
-            # No node of autograd's may stay alive: they belong to the stream of this call, with
-            # which a capture on another stream cannot synchronise.
-            forget_nodes(actor, batch.actor_inputs)
-            for name, value in vars(self).items() if self.has_own_loss else ():
-                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                    setattr(self, name, value.detach())
+        self._totals += losses
+        forget_nodes(self, batch.actor_inputs)
 
     def _apply_gradients(self) -> None:
         """Adapt the learning rate, clip the gradients, and step."""
@@ -292,10 +278,9 @@ class PPO(Algorithm):
         return [self.gradient.flat, self._rate, *self.gradient.parameters, *states]
 
     def save(self) -> dict[str, Any]:
-        """Return networks and optimiser in a form that rsl_rl's own PPO can load."""
+        """Return networks and optimiser, with the rate of the next update, as rsl_rl's PPO does."""
         state, name = super().save(), "optimizer_state_dict"
-        is_set = self.learning_rate != self._read_rate
-        rate = self.learning_rate if is_set else self._rate.item()  # Of the next update.
+        rate = self.learning_rate if self.learning_rate != self._read_rate else self._rate.item()
         return state | {name: device_optimizer.portable(state[name], rate)}
 
     def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
