@@ -333,7 +333,7 @@ def copy_task(root: Path, name: str, source: str = "cartpole") -> Path:
     """Copy a bundled task's folder, in which tasks then begin with `name`; returns the copy."""
     folder = shutil.copytree(REPOSITORY / "tasks" / source, root / name)
     config = folder / "config.py"
-    config.write_text(config.read_text().replace(f'"{source}-', f'"{name}-'))
+    config.write_text(config.read_text().replace(f'"{source}', f'"{name}'))
     return folder
 
 

@@ -80,10 +80,8 @@ def test_impossible_plans_are_refused(devices, environ, changes, named) -> None:
 
 
 def test_hosts_with_and_without_gpus_are_refused() -> None:
-    found, hosts = (
-        discover({}).find("cartpole-balance"),
-        [replace(GPU, host="a"), Devices(host="b")],
-    )
+    found = discover({}).find("cartpole-balance")
+    hosts = [replace(GPU, host="a"), replace(CPU, host="b")]
     with pytest.raises(UserError, match="a has GPUs to train on, b has none"):
         make_plan(found, found.defaults(), hosts, {})
 
