@@ -41,6 +41,7 @@ def test_a_model_of_menagerie_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     for name, said in (
         ("unitree_goo1", "unitree_go1"),
         ("unitree_go1/walk", "go1, scene"),
+        ("xyz", r"Unknown robot 'xyz'\. MENAGERIE_ROOT"),
         ("unitree_g1", "MENAGERIE_ROOT"),
         ("unitree_g1/walk", "available: .*scene"),  # The name is looked at first.
     ):

@@ -85,8 +85,9 @@ class EnvContract(VecEnv, Generic[C]):
             file = files.entry(entry or None).file  # Before anything is fetched for a wrong name.
             return files.path() / file
         except (mujoco_menagerie.MenagerieError, OSError) as error:
+            why = str(error).rstrip(".")
             raise UserError(
-                f"{what}: {error}. MENAGERIE_ROOT may name a clone of MuJoCo Menagerie to look in."
+                f"{what}: {why}. MENAGERIE_ROOT may name a clone of MuJoCo Menagerie to look in."
             ) from None
 
     def setup(self) -> None:
