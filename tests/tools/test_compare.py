@@ -248,6 +248,7 @@ def test_mistakes_are_answered_and_nothing_is_written(runs: list[str], refusal: 
     Path("logs/cartpole/odd/config.yaml").write_text("- 1")
     Path("a_file").touch()
     Path("a_folder").mkdir()
+    Path("a_folder.html").mkdir()
     for command, arguments, problem in (
         ("compare", [], "one or more"),
         ("compare", ["c"], "nothing to compare"),
@@ -257,7 +258,8 @@ def test_mistakes_are_answered_and_nothing_is_written(runs: list[str], refusal: 
         ("compare", [*runs, "--columns", "eror"], "task/error"),
         ("report", ["a_folder"], "a_folder is not a run directory"),
         ("report", ["a_file"], "a_file is not a run directory"),
-        ("report", ["c", "--output", "a_folder"], "a_folder: Is a directory"),
+        ("report", ["c", "--output", "a_folder.html"], "a_folder.html: Is a directory"),
+        ("report", ["c", "--output", "a_file"], "must end in .html"),
         ("report", ["c", "--output", "a_file/page.html"], "a_file: Not a directory"),
         ("report", ["c", "--png", "curves.jpeg"], ".png, .svg, .pdf"),
         ("plot", ["c", "--output", "curves.jpeg"], ".png, .svg, .pdf"),

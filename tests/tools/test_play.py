@@ -98,6 +98,7 @@ def test_a_run_with_damaged_files_is_no_mistyped_task(
         ([*ZERO, "--resume", "latest"], "--actions"),
         ([*ZERO, "--video-seconds", "3"], "--video-seconds is for --video"),
         ([*ZERO, "--as-trained"], "--as-trained is for a trained policy"),
+        ([*ZERO, "--output", "run.json"], "a run's own file has this name"),
         ([*ZERO, "--viewer", "native"], "--viewer web"),
         ([*ZERO, "--viewer", "native", "--port", "80"], "--port is for --viewer web"),
         ([*ZERO, "--viewer", "web", "--episodes", "3"], "--episodes"),

@@ -5,24 +5,24 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mjfleet.errors import UserError
+from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 
 
-def check_output(flag: str, name: str, suffixes: Collection[str] = ()) -> Path:
+def check_output(flag: str, name: str, suffixes: Collection[str]) -> Path:
     """Return the path of a file that can be written. Its folder has to exist.
 
-    Without `suffixes`, its name may end in any way, and it may be a device or a pipe.
-
     Raises:
-        UserError: it cannot be written, or its name ends in none of these.
+        UserError: it cannot be written, its name ends in none of `suffixes`, or a run needs it.
     """
     path = Path(name)
-    if suffixes and path.suffix not in suffixes:
+    if path.name in (RECORD_FILE, GROUP_FILE):
+        raise UserError(f"{flag} {name}: a run's own file has this name; choose another.")
+    if path.suffix not in suffixes:
         raise UserError(f"{flag} {name}: the file's name must end in {', '.join(suffixes)}.")
     if path.is_dir():
         raise UserError(f"{flag} {name}: Is a directory.")
     try:
-        if path.is_file() or not path.exists():
-            tempfile.TemporaryFile(dir=path.parent).close()
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise UserError(f"{flag} {name}: {path.parent}: {error.strerror}.") from None
     return path

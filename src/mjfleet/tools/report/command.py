@@ -80,7 +80,7 @@ class CompareArguments(Selection):
 def report(arguments: Sequence[str]) -> int:
     """Write a page or a picture; return the exit code."""
     parsed = parse_flags(ReportArguments, arguments, "mjfleet report")
-    output = check_output("--output", parsed.output) if parsed.output else None
+    output = check_output("--output", parsed.output, [".html"]) if parsed.output else None
     picture = check_output("--png", parsed.png, SUFFIXES) if parsed.png else None
     folders, rows, columns = parsed.read()
     if picture:
