@@ -83,7 +83,13 @@ def entries(page: Path) -> list[dict[str, Any]]:
     return json.loads(data or "")
 
 
+def change_record(folder: Path, **entries: Any) -> None:
+    record = folder / "run.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | entries))
+
+
 def test_a_seed_group_is_one_row(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    change_record(trained(Path("logs/cartpole/ab/seed_3"), [9.0]), status="failed")  # Left out.
     found = as_json(capsys, *runs, "--columns", "task/")
     returns, error, settings = found["tables"].values()
     assert found["runs"] == {
@@ -98,8 +104,14 @@ def test_a_seed_group_is_one_row(runs: list[str], capsys: pytest.CaptureFixture[
     assert other["best eval/return"] == [None]
     assert error["1 ab"]["min"] == [pytest.approx(0.41), 1.0]
     assert error["2 c"] == {key: [None] for key in ("last", "min", "max")}
-    # Runs that are named one by one are rows of their own.
+    # Runs that are named one by one are rows of their own; code and workers may differ, too.
     assert list(as_json(capsys, "seed_1", "seed_2")["tables"]) == ["Returns"]
+    two = trained(Path("logs/cartpole/two"), [1.0], {"world_size": [2]})
+    change_record(two, attempts=[{"code": {"hash": "0123456789"}}])
+    _, settings = as_json(capsys, "seed_1", "two")["tables"].values()
+    assert {name: other["2"] for name, other in settings.items()} == {
+        "workers": "2", "code": "01234567"
+    }  # fmt: skip
 
 
 def test_a_cell_is_the_mean_of_the_runs_and_its_interval() -> None:
@@ -203,8 +215,7 @@ def test_a_sweep_has_a_row_for_each_trial_and_its_page_the_results(
 
 
 def test_a_page_compares_runs_and_a_browser_draws_it(runs: list[str], tmp_path: Path) -> None:
-    record = Path("logs/cartpole/c/run.json")
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"task": EVIL}))
+    change_record(Path("logs/cartpole/c"), task=EVIL)
     page = tmp_path / "page.html"
     assert run_command(mjfleet, ["report", *runs, "--output", str(page)]) == 0
     assert len(entries(page)) == 2

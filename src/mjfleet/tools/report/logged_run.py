@@ -37,9 +37,9 @@ class LoggedRun:
         """Settings that decide what is learned, except the seed; UserError without config.yaml."""
         if self.problem:
             raise UserError(f"{self.folder}: {self.problem}")
-        workers = self.columns["world_size"][-1] if "world_size" in self.columns else None
+        workers = self.columns.get("world_size")
         settings = {name: v for name, v in self.config.items() if decides_learning(name)}
-        settings |= {"agent.seed": None, "workers": workers}
+        settings |= {"agent.seed": None, "workers": None if workers is None else f"{workers[-1]:g}"}
         match self.record.get("attempts"):
             case [*_, {"code": {"hash": str() as code}}]:
                 settings["code"] = code[:8]
