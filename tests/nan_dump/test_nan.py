@@ -151,6 +151,7 @@ def test_inspect_names_what_went_bad_first(
     assert "world 3: " in text
     for piece in what:
         assert piece.lower() in text.lower()
+    assert "|qvel| up to 0." not in text  # MuJoCo would have reset the world.
 
 
 def test_a_number_spoilt_after_the_last_step_is_found(path: Path) -> None:

@@ -189,6 +189,7 @@ def test_a_task_of_skypilot_keeps_its_runs_in_the_volume(printed: Any) -> None:
     [
         (["pbs", "--", "train", TASK], "slurm, sky, k8s"),
         (["slurm", "--sbatch", "array=1-3", "--", "train", TASK, "--seed", "3"], "--agent.seed"),
+        (["slurm", "--sbatch", "a b", "--", "train", TASK], "without dashes"),
         (["slurm", "--", "play", TASK], "train <task>"),
         (["slurm", "--time", "0:01:00", "--", "train", TASK], "more than 0:04:00"),
         (["slurm", "--", "train", TASK, "--hosts", "a", "b"], "--hosts"),

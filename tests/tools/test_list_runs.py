@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ def test_runs_are_selected_by_words_and_sorted(
     assert (two["best_mean_return"], two["best_eval_return"]) == (9.5, 4.5)
     assert two["last_mean_return"] == 9.0
     assert listed(capsys, *root, "nothing") == {}
+    # One that has no return yet comes last, though others have less than 0.
+    (tmp_path / "b/2/metrics.csv").write_text("iteration,mean_return\n1,-9\n")
+    (tmp_path / "b/3_wide/metrics.csv").write_text("iteration,mean_return\n1,\n")
+    assert list(listed(capsys, *root, "--sort", "best")) == ["a/1_wide", "b/2", "b/3_wide"]
 
 
 def test_a_table_of_runs_fits_80_columns(
@@ -94,6 +99,10 @@ def test_time_is_that_of_training_and_a_run_that_nobody_trains_has_died(
     folder, flags = write_run(tmp_path / "a/2", f"{day}09:00:00"), ("--log-root", str(tmp_path))
     one, two = listed(capsys, *flags).values()
     assert (one["seconds"], two["status"]) == (45, "died")
+    began = datetime.fromisoformat(two["started"]).timestamp()
+    for file in ("run.json", "metrics.csv"):  # It was killed after 20 seconds.
+        os.utime(folder / file, (began + 20, began + 20))
+    assert listed(capsys, *flags)["a/2"]["seconds"] == 20
     lock = lock_run(folder)
     assert listed(capsys, *flags)["a/2"]["status"] == "running"
     lock.close()

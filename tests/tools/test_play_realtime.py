@@ -66,6 +66,7 @@ def test_a_reset_begins_new_episodes() -> None:
     for _ in range(5):
         playback.step()
     assert (playback.sums != 0).any()
+    assert actor.forgotten == [[False, False]] * 5
     playback.reset()
     assert actor.forgotten[-1] == [True, True]
     assert playback.env.episode_length_buf.tolist() == [0, 0]
