@@ -56,3 +56,12 @@ def test_members_come_when_a_share_is_free_and_how_each_ends_is_known(tmp_path: 
     assert not (group.path / "wrong").exists()
     assert (group.path / "long/checkpoints/final_model.pt").exists()
     assert completed_iterations(group.path / "short") == 2
+
+
+def test_a_member_that_begins_again_has_forgotten_why_it_was_killed(tmp_path: Path) -> None:
+    (share,) = divide_devices(LaunchConfig(gpu_ids=None), os.environ, 1)
+    member = Member("trial_0", ())
+    member.cause = "killed by SIGKILL"
+    member.start(tmp_path, share, (TASK, "--dry-run"))
+    member.close()
+    assert (member.status, member.cause) == ("stopped", "")

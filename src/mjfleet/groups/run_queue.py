@@ -52,7 +52,7 @@ class Member:
     def start(self, folder: Path, share: Share, common: Sequence[str]) -> None:
         """Begin or continue it in the group's folder, with the arguments of all members."""
         self.share, self.run_dir = share, folder / self.name
-        self.status, self.log_file = "running", folder / f"{self.name}.log"
+        self.status, self.cause, self.log_file = "running", "", folder / f"{self.name}.log"
         self._signal = 0
         words = *common, "--run-dir", str(self.run_dir), *self.flags, *share.flags
         command = python_module("mjfleet.cli.train", *words)
