@@ -261,10 +261,13 @@ def test_images_are_seen_by_convolutions(pole: FoundTask, run: Run, tmp_path: Pa
     assert "CNNModel" in said
     assert "continues in place" in train(run, "pole-camera", 3, "--resume", "latest")
     assert run("mjfleet", "export", "latest").returncode == 0
-    plain = ("--agent.actor.class-name", "MLPModel")
-    done = run("train", "pole-camera", *SMALL, *FAST, *plain, "--log-root", "other")
-    assert (done.returncode, "'camera'" in done.stderr) == (2, True)
-    assert not list((tmp_path / "other").glob("*/*"))
+    for flags, words in (
+        (("--agent.actor.class-name", "MLPModel"), "'camera'"),
+        (("--agent.actor.cnn-cfg.kernel-size", "5", "4"), "Kernel size: (4 x 4)"),
+    ):
+        done = run("train", "pole-camera", *SMALL, *FAST, *flags, "--log-root", "other")
+        assert (done.returncode, words in done.stderr) == (2, True)
+        assert not list((tmp_path / "other").glob("*/*"))
 
 
 def test_a_network_for_images_needs_its_layers(pole: FoundTask) -> None:

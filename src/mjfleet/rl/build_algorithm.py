@@ -9,10 +9,12 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
+import torch
 from rsl_rl import algorithms, models
 from rsl_rl.extensions import resolve_rnd_config, resolve_symmetry_config
 from rsl_rl.storage import RolloutStorage
 from rsl_rl.utils import resolve_obs_groups
+from tensordict import TensorDict
 
 from mjfleet.config import ActorConfig, AgentConfig, PPOConfig, SymmetryConfig, to_dict
 from mjfleet.config.validation import is_class_path
@@ -163,6 +165,8 @@ def build_algorithm(
         for name, size in sizes.items():
             kind = config[name].pop("class_name")
             parts.append(kind(obs, groups, name, size, **config[name]).to(device))
+            if kind is models.CNNModel:
+                _try_images(parts[-1], obs)
         shape = env.num_envs, agent.num_steps_per_env
         parts.append(RolloutStorage("rl", *shape, obs, [env.num_actions], device))
         alg = make(agent, collectives, num_threads, *parts, device=device, **settings)
@@ -170,6 +174,16 @@ def build_algorithm(
         raise UserError(f"the networks cannot be built: {error}") from error
     alg.compile(agent.torch_compile_mode)
     return alg
+
+
+def _try_images(network: models.CNNModel, obs: TensorDict) -> None:
+    """Raise a ValueError if the images are smaller than the kernels of a network for them."""
+    try:
+        with torch.no_grad():
+            network.eval()(obs)
+    except RuntimeError as error:
+        raise ValueError(error) from error
+    network.train()
 
 
 def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any]:
