@@ -36,7 +36,7 @@ REMEDIES: dict[Check, str] = {
     checks.check_all_reduce: "the loopback interface must be up (`ip link set lo up`) and "
     "unfiltered. For NCCL see docs/distributed.md; or --backend gloo",
     checks.check_rendering: "only videos need it. Debian: `apt install libegl1 libgl1-mesa-dri`, "
-    "or libosmesa6. GPUs in a container: NVIDIA_DRIVER_CAPABILITIES=all",
+    "or libosmesa6, and leave MUJOCO_GL unset. GPUs in a container: NVIDIA_DRIVER_CAPABILITIES=all",
     checks.check_log_root: "choose a writable folder with 1 GiB free by --log-root",
 }
 """What the user can do if a check is not ok."""
