@@ -3,16 +3,19 @@
 import copy
 import re
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
 import pytest
+import torch
 
 from mjfleet.errors import UserError
 from mjfleet.legged.config import VelocityConfig
 from mjfleet.legged.mirror import foot_images, joint_images
 from mjfleet.legged.scene import make_robot
 from mjfleet.legged.velocity_env import VelocityEnv
+from mjfleet.sim import make_simulation
 
 from ..conftest import REPOSITORY
 
@@ -166,3 +169,17 @@ def test_a_robot_without_a_model_is_named() -> None:
 
     with pytest.raises(UserError, match="Foal sets no model_file"):
         Foal.make_model(VelocityConfig())
+
+
+@pytest.mark.parametrize("engine", ["native", "warp"])
+def test_contacts_are_those_of_the_last_physics_step(engine: Any, tmp_path: Path) -> None:
+    sim = make_simulation(engine, make(tmp_path), 2)
+    contacts = sim.sensor("robot_contact")
+    sim.qpos[:] = torch.as_tensor(sim.model.key("home").qpos)
+    sim.qpos[:, 2] -= 0.01
+    sim.step()
+    sim.qpos[:, 2] += 1.0
+    sim.forward()
+    assert contacts.tolist() == [[4.0], [4.0]]
+    sim.step()
+    assert contacts.tolist() == [[0.0], [0.0]]

@@ -54,9 +54,9 @@ def make_robot(
             # the last one: of a walking Go1 2.1 for 3.4, and the slowest of 256 3.6 for 6.3.
             spec.option.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_WARMSTART)
         model = spec.compile()
-        # Contacts are those of the last physics step, so that none have to be found after it.
-        is_contact = model.sensor_type == mjtSensor.mjSENS_CONTACT
-        model.sensor_needstage[is_contact] = mujoco.mjtStage.mjSTAGE_ACC
+        # These are of the last physics step, so that no contacts have to be found after it.
+        for name in (*feet, "trunk", "robot"):
+            model.sensor(f"{name}_contact").needstage[:] = mujoco.mjtStage.mjSTAGE_ACC
         if numbers != model.nq:  # MuJoCo fills up zeros.
             raise UserError(NO_HOME)
         check_joints(model, base)
