@@ -214,7 +214,8 @@ class Run:
         """Play episodes with the mean action; return the numbers that `play` prints.
 
         Args:
-            episodes: their number.
+            episodes: their number, rounded up to the same in each environment; there are as many as
+                in training, at most 64.
             checkpoint: a file; None: the newest.
             flags: of the command `play`: `engine="native"`, `seed=2`, `env={"num_envs": 16}`.
 
