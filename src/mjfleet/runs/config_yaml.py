@@ -3,6 +3,7 @@
 import copy
 import os
 import shlex
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -183,8 +184,8 @@ def _read(path: str, name: str, is_typed: bool) -> Any:
 
     class Loader(yaml.SafeLoader):
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            names = [key.value for key, _ in node.value]
-            if twice := [str(key) for key in names if names.count(key) > 1]:
+            counts = Counter(str(key.value) for key, _ in node.value)
+            if twice := [name for name, count in counts.items() if count > 1]:
                 raise yaml.YAMLError(f"`{twice[0]}` stands there twice\n{node.start_mark}")
             return super().construct_mapping(node, deep)
 
