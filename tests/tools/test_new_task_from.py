@@ -231,6 +231,11 @@ ASKED = {
                      'axis="0 0 1" stiffness="8000"')), "Which joints have motors? `joint_"),
     "toes": (QUADRUPED.replace(SPHERE, TOE.format('axis="0 1 0" range="-5 5"')),
              "May `FR_calf`, `FL_calf`, `RR_calf`, `RL_calf` touch the ground, too?"),
+    "what touches": (QUADRUPED.replace('mass="4"', 'mass="4" contype="2"'),
+                     "Which of its own parts may it touch?"),
+    "keyframes": (QUADRUPED.replace("</mujoco>", f"""<keyframe><key name="up" qpos="{'0 ' * 12}"/>
+                  <key name="home" qpos="{'0 ' * 12}"/></keyframe></mujoco>"""),
+                  "Is the keyframe `up` needed? It is left out."),
     "legs without ranges": (re.sub(r' range="[^"]*"', "", QUADRUPED),
                             "Are `FR_roll`, `FR_pitch`, `FL_roll`"),
 }  # fmt: skip
