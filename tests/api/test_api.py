@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from nbclient import NotebookClient
 
 import mjfleet
@@ -280,3 +281,16 @@ def test_the_scripts_run(script: str, last: str, tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert last in done.stdout.splitlines()[-1]
+
+
+def test_iterate_applies_the_settings_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.backends.cuda.matmul.allow_tf32
+    settings = {"env": {"num_envs": 4}, "gpu_ids": None, "deterministic": True}
+    try:
+        next(mjfleet.iterate("cartpole-balance", **settings))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cuda.matmul.allow_tf32 = before

@@ -15,6 +15,7 @@ from mjfleet.launch.launch_training import plan_size
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.runner import Runner
 from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.worker.gpu_settings import apply_settings
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def iterate(
     """Train with one worker in this process; yield each iteration. Leave the loop to stop.
 
     It writes no run directory: `Iteration.save` keeps a policy, `Iteration.metrics` the numbers.
+    torch keeps the settings of `agent.tf32` and `deterministic`, and the process the cores of
+    `numa`.
 
     Args:
         task, name, config, changes: as for `mjfleet.train`.
@@ -74,6 +77,7 @@ def iterate(
         device, config = plan.device, plan.config
         seed_everything(config.agent.seed)
         stack.enter_context(on_device(plan.engine, device))
+        apply_settings(config, device)
         size = config.agent.algorithm.envs_per_group
         env = build_env(found, config, plan.engine, device, plan.threads, group_size=size)
         runner = Runner(env, config.agent, device, plan.threads, found.load)
