@@ -392,3 +392,18 @@ def test_values_are_written_where_the_mask_is_true() -> None:
     values: Any = [0.5, 0.1]
     with pytest.raises(UserError, match=r"is \[0.5, 0.1\]; it must be a tensor \(3, 2\), or a num"):
         env.write(mask, env.sim.qpos, values)
+
+
+def test_terms_that_come_in_another_order_and_other_metrics_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = build_task("go1-velocity-flat", "native", "cpu")
+    actions, terms = torch.zeros(env.num_envs, env.num_actions), env.rewards
+    env.step(actions)
+    monkeypatch.setattr(env, "rewards", lambda: dict(reversed(terms().items())))
+    with pytest.raises(UserError, match=r"rewards\(\) returns .* the same order each time"):
+        env.step(actions)
+    monkeypatch.setattr(env, "rewards", terms)
+    monkeypatch.setattr(env, "metrics", dict)
+    with pytest.raises(UserError, match=r"metrics\(\) returns nothing, and at first"):
+        env.step(actions)

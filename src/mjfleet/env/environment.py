@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from mjfleet.env.contract import C
 from mjfleet.env.env_shard import EnvShard
 from mjfleet.env.episode_statistics import Sums, episode_sums, metric_pairs
-from mjfleet.env.return_checks import check_returns, check_weights
+from mjfleet.env.return_checks import check_names, check_returns, check_weights
 from mjfleet.env.stateful_env import StatefulEnv
 from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.errors import UserError
@@ -166,8 +166,10 @@ class Env(StatefulEnv[C]):
             read_sensors()
         self.after_physics()
         self.failed = self.terminated()
-        terms = self.compute(self.rewards()).values()
-        values = torch.stack((self._one, *terms, *metric_pairs(self.metrics(), self._one)))
+        terms, metrics = self.compute(self.rewards()), self.metrics()
+        check_names(self, terms, metrics)
+        pairs = metric_pairs(metrics, self._one)
+        values = torch.stack((self._one, *terms.values(), *pairs))
         values = values.to(torch.float32)
         if self._weights is not None:
             values *= self._weights

@@ -1,6 +1,7 @@
 """Checks what a task's methods return when it is built: torch would broadcast a wrong shape."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -56,6 +57,20 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
             f"has {', '.join(returned['rewards'])}."
         )
     return tuple(returned["rewards"]), tuple(returned["metrics"])
+
+
+def check_names(env: Any, rewards: Iterable[str], metrics: Iterable[str]) -> None:
+    """Raise UserError unless terms and metrics of a step are those of `check_returns`, in order."""
+    for method, found, names in (
+        ("rewards", tuple(rewards), env.reward_names),
+        ("metrics", tuple(metrics), env.metric_names),
+    ):
+        if found != names:
+            now, first = (", ".join(each) or "nothing" for each in (found, names))
+            raise UserError(
+                f"{type(env).__name__}.{method}() returns {now}, and at first returned {first}: "
+                "return the same names in the same order each time."
+            )
 
 
 def check_weights(env: Any) -> dict[str, float]:
