@@ -96,7 +96,9 @@ def warm_process(*prelude: str) -> Iterator["subprocess.Popen[str]"]:
     """Start warm.py."""
     command = [sys.executable, str(TESTS / "warm.py"), *prelude]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
+    # Not where the first test that needs it happens to be.
+    options = {"stdin": pipe, "stdout": pipe, "text": True, "bufsize": 1, "cwd": REPOSITORY}
+    with subprocess.Popen(command, **options) as process:
         yield process
         process.communicate()
 
