@@ -400,7 +400,7 @@ def test_terms_that_come_in_another_order_and_other_metrics_are_refused(
     env = build_task("go1-velocity-flat", "native", "cpu")
     actions, terms = torch.zeros(env.num_envs, env.num_actions), env.rewards
     env.step(actions)
-    monkeypatch.setattr(env, "rewards", lambda: dict(reversed(terms().items())))
+    monkeypatch.setattr(env, "rewards", lambda: dict([*terms().items()][::-1]))
     with pytest.raises(UserError, match=r"rewards\(\) returns .* the same order each time"):
         env.step(actions)
     monkeypatch.setattr(env, "rewards", terms)
