@@ -191,7 +191,9 @@ def test_on_a_terminal_rank_0_draws_as_one_worker_would(tmp_path: Path) -> None:
 def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
     tmp_path: Path, number: signal.Signals, figure: Figure
 ) -> None:
+    before = signal.signal(number, signal.SIG_DFL)  # The tests themselves may run under nohup.
     with started(tmp_path, *PAIR, "--agent.max-iterations", "100000") as process:
+        signal.signal(number, before)
         wait_for_iteration(process, 2)
         process.send_signal(number)
         rest, errors = process.communicate()
