@@ -264,3 +264,19 @@ def test_a_run_outlives_kills_at_random_moments(
     weights = torch.load(found.checkpoint, weights_only=True)["actor_state_dict"]
     assert all(value.isfinite().all() for value in weights.values())
     print(f"{killed} killed, {len(iterations)} iterations")
+
+
+MUTE = """if RANK == 1:
+                class Mute(Exception):
+                    def __str__(self):
+                        raise RuntimeError("no words")
+                raise Mute("\\udcff")"""
+
+
+@pytest.mark.slow
+def test_an_exception_that_cannot_be_shown_is_still_the_cause(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step=MUTE)
+    result = run("train", "noisy", *TWO)
+    assert result.returncode == 1
+    assert "rank 1 on " in result.stderr
+    assert failure(only_run(tmp_path, "noisy"), 1)["kind"] == "Mute"

@@ -390,3 +390,21 @@ def test_workers_on_gpus(run: Run, tmp_path: Path, flags: tuple[str, ...]) -> No
     result = run("train", "cartpole-balance", *small, *flags)
     assert result.returncode == 0, result.stderr
     assert len(rows(only_run(tmp_path))) == 4
+
+
+@pytest.mark.slow
+def test_an_exception_on_a_rank_ends_the_run_with_its_traceback(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step="if RANK == 1: raise RuntimeError('the gripper broke')")
+    result = run("train", "noisy", "--cpu-workers", "2", "--torchrunx-log-dir", "mine")
+    assert result.returncode == 1
+    assert "rank 1 on " in result.stderr
+    assert "RuntimeError: the gripper broke" in result.stderr
+    run_dir = only_run(tmp_path, "noisy")
+    record = json.loads((run_dir / "run.json").read_text())
+    assert (record["status"], record["iterations"]) == ("failed", 1)
+    failure = json.loads((run_dir / "failures" / "rank1.json").read_text())
+    assert (failure["kind"], failure["message"]) == ("RuntimeError", "the gripper broke")
+    # A relative folder is relative to where the user stands.
+    assert not (run_dir / "torchrunx").exists()
+    (logs,) = (tmp_path / "mine").iterdir()
+    assert "the gripper broke" in (logs / "localhost[1].log").read_text()

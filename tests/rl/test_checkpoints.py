@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env import Levels
@@ -462,3 +463,13 @@ def test_training_ends_once_checkpoints_fail_three_times_running(
     assert len(caplog.records) == 5
     kept = sorted(int(path.stem.removeprefix("model_")) for path in (tmp_path / "away").iterdir())
     assert kept == [1, 2, 3, 5, 8, 9]
+
+
+def test_an_earlier_versions_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
+    run = Path(__file__).parents[1] / "data" / "cartpole-balance-9159368"
+    saved = yaml.safe_load((run / "config.yaml").read_text())["agent"]
+    config = from_dict(BUNDLED["cartpole-balance"].task.agent, saved | {"max_iterations": 5})
+    runner, checkpointer = build(tmp_path, config, task="cartpole-balance")
+    (lost,) = checkpointer.resume(run / "checkpoints" / "model_3.pt")
+    assert lost == "environments and random states, which begin anew (other state is declared)"
+    assert [row["iteration"] for row in train(runner, checkpointer)] == [4, 5]

@@ -216,3 +216,20 @@ def test_a_network_of_ones_own_may_share_layers_with_the_actor() -> None:
     assert group["params"] == [*alg.actor.parameters(), *alg.critic.parameters(), *own]
     parts = alg.gradient.split([alg.actor, alg.critic, alg.extra])
     assert len(parts[2]) == sum(p.numel() for p in own)
+
+
+def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path) -> None:
+    ends = []
+    for name, stops in (("whole", [4]), ("parts", [2, 4])):
+        (tmp_path / name).mkdir()
+        for begun, stop in zip([0, *stops], stops, strict=False):
+            runner = make_runner(Auxiliary, stop)
+            saver = Checkpointer(runner, "cartpole-balance", tmp_path / name, keep=None)
+            if begun:
+                torch.manual_seed(99)
+                assert saver.resume(tmp_path / name / f"model_{begun}.pt") == []
+            runner.train(lambda metrics: None, lambda: None, saver.save)
+        ends.append(torch.load(tmp_path / name / "model_4.pt", weights_only=True))
+    for part in ("actor_state_dict", "critic_state_dict", "extra_state_dict"):
+        whole, parts = (end[part] for end in ends)
+        assert all(torch.equal(whole[key], value) for key, value in parts.items())

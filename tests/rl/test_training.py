@@ -315,3 +315,11 @@ def test_cartpole_balance_is_learned(run: Run, tmp_path: Path) -> None:
     last = rows(only_run(tmp_path))[-1]
     assert float(last["mean_episode_length"]) == 1000
     assert float(last["mean_return"]) >= 900
+
+
+def test_a_run_that_has_trained_is_kept_whatever_the_task_raises(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step="from mjfleet.errors import UserError; raise UserError('late')")
+    result = run("train", "noisy", "--agent.save-interval", "1")
+    assert result.returncode == 1
+    checkpoints = only_run(tmp_path, "noisy") / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["model_1.pt"]

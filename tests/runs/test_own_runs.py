@@ -23,7 +23,7 @@ from mjfleet.runs.config_yaml import (
 from mjfleet.runs.own_runs import add_note, id_of, note_of, tasks_dir_of
 from mjfleet.runs.run_json import write_record
 
-from ..conftest import TESTS, Run, write_task
+from ..conftest import TESTS, Run, only_run, write_task
 
 TASK = "cartpole-balance"
 FOUND = discover({}).tasks[TASK]
@@ -205,3 +205,13 @@ def test_tasks_of_somebody_else_run_only_if_a_flag_names_their_folder(
     result = run(*typed, "--tasks-dir", str(tasks))
     assert result.returncode == 0, result.stderr
     assert ran.exists()
+
+
+def test_ones_own_run_goes_on_without_a_flag(run: Run, tmp_path: Path) -> None:
+    flags = ("--env.num-envs", "8", "--agent.max-iterations", "1", "--torchrunx-log-dir", "there")
+    first = run("train", TASK, *flags)
+    assert first.returncode == 0, first.stderr
+    again = run("train", TASK, "--resume", "latest", "--agent.max-iterations", "2")
+    assert again.returncode == 0, again.stderr
+    data = yaml.safe_load((only_run(tmp_path) / "config.yaml").read_text())
+    assert data["torchrunx_log_dir"] == "there"
