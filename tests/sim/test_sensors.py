@@ -154,7 +154,7 @@ def test_each_sensor_alone_is_that_of_the_new_state(sensors: str) -> None:
         ("qfrc_passive", 'adhesion="5"', ""),
     ],
 )
-def test_what_follows_of_contacts_is_that_of_the_new_state(
+def test_what_follows_from_contacts_is_that_of_the_new_state(
     field: str, geom: str, rest: str
 ) -> None:
     model = mujoco.MjModel.from_xml_string(LANDING.replace("GEOM", geom).replace("REST", rest))

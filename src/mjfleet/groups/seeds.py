@@ -133,7 +133,7 @@ def _recorded_seeds(found: FoundTask, config: TrainConfig, group: Resume) -> lis
     if (kind := group.record.get("kind")) != KIND:
         raise UserError(f"{group.path} is no seed group: continue it by `mjfleet {kind} --resume`.")
     if config.fork:
-        raise UserError(f"--fork: {group.path} is a seed group, of which each run is forked alone.")
+        raise UserError(f"--fork: {group.path} is a seed group: fork each of its runs alone.")
     recorded = from_dict(found.defaults(), group.config)
     if wrong := [n for n in differences(config, recorded) if not continues_in_place(n)]:
         raise UserError(

@@ -25,7 +25,7 @@ COLLISION_SENSORS = {
 }  # fmt: skip
 FORCE_SENSORS = {mujoco.mjtSensor.mjSENS_ACTUATORVEL, mujoco.mjtSensor.mjSENS_TENDONVEL}
 FORCE_FIELDS = {"actuator_velocity", "ten_velocity", "qfrc_bias", "qfrc_passive"}
-"""What `mjw.fwd_velocity` computes beside the velocities of bodies, as FORCE_SENSORS show it."""
+"""What `mjw.fwd_velocity` computes beside the velocities of bodies; FORCE_SENSORS show it."""
 
 
 class DerivedStage:
@@ -50,7 +50,7 @@ class DerivedStage:
             or bool(model.opt.enableflags & mujoco.mjtEnableBit.mjENBL_SLEEP)
         )
         self._needs_forces = self._needs_constraints or not sensors.isdisjoint(FORCE_SENSORS)
-        # Of contacts follow the moments of adhesive actuators, and the forces of adhesive geoms.
+        # Moments of adhesive actuators and forces of adhesive geoms follow from contacts.
         self._adheres = bool(on_device.nacttrnbody or on_device.flg_adhesion)
 
     def read(self, name: str) -> bool:

@@ -50,7 +50,8 @@ class StopRequest:
         try:
             yield self
         except Exception:
-            self.check()  # A library that a signal has interrupted, in an import say, may fail so.
+            # A library that a signal has interrupted, as in an import, may fail in any way.
+            self.check()
             raise
         finally:
             for number, handler in before.items():

@@ -38,7 +38,8 @@ def run_worker(
         return train_worker(args, rank, stop, heartbeat, run_dirs.append)
     except BaseException as error:
         if not isinstance(error, Stopped):
-            stop.check()  # A library that a signal has interrupted, in an import say, may fail so.
+            # A library that a signal has interrupted, as in an import, may fail in any way.
+            stop.check()
         # torchrun stops a worker that has lost another one, while it handles that.
         cause = error.__context__ if isinstance(error, Stopped) else error
         with stop.deferred(is_announced=False):
