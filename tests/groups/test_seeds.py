@@ -21,8 +21,8 @@ from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.run_lookup import find_run
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, Output, Refusal, Run, only_run, rows, write_task
-from ..launch.workers import TRAIN
+from ..conftest import PATIENCE, Output, Refusal, Run, only_run, rows
+from ..launch.workers import TRAIN, write_noisy
 
 TASK = "cartpole-balance"
 SMALL = ("--env.num-envs", "16", "--env.episode-seconds", "0.2", "--agent.num-steps-per-env", "8")
@@ -181,18 +181,8 @@ def test_the_workers_of_two_runs_share_no_seed(
 
 @pytest.mark.slow
 def test_a_mistake_that_each_run_would_find_is_printed_once(run: Run, tmp_path: Path) -> None:
-    env = """
-from mjfleet.env import Env
-class UnfinishedEnv(Env):
-    model_file = "model.xml"
-"""
-    config = """
-from mjfleet.config import EnvConfig, Task
-TASKS = {"wrong": Task(summary="Wrong.", env=EnvConfig(num_envs=8), env_class="env:UnfinishedEnv")}
-"""
-    model = "<mujoco><worldbody/></mujoco>"
-    tasks = write_task(tmp_path / "tasks", "wrong", config, env, model).parent
-    result = run("train", "wrong", "--tasks-dir", str(tasks), "--gpu-ids", "None", "--seeds", "4")
+    tasks = write_noisy(tmp_path, "raise UserError('no motor')").parent
+    result = run("train", "noisy", "--tasks-dir", str(tasks), "--gpu-ids", "None", "--seeds", "4")
     assert result.returncode == 2
-    assert result.stderr.count("UnfinishedEnv") == 1
+    assert result.stderr.count("no motor") == 1
     assert not list(tmp_path.rglob("group.json"))

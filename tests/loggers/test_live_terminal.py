@@ -16,35 +16,16 @@ import pytest
 from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.utils.console import print_line
 
-from ..conftest import Start, write_task
+from ..conftest import Start
+from ..launch.workers import write_noisy
 from .test_console_logger import make_row
 
 COLUMNS, LINES = 100, 40
 ARGUMENTS = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "3")
 
-CONFIG = """
-from mjfleet.config import AgentConfig, EnvConfig, Task
-TASKS = {"talking": Task(summary="It prints.", env=EnvConfig(num_envs=8), env_class="env:Talking")}
-"""
-ENV = """
-import torch
-from mjfleet.env import Env
-class Talking(Env):
-    model_file = "model.xml"
-    def setup(self): self.steps = self.add_state("steps", dtype=torch.long, shared=True)
-    def reset_worlds(self, mask): pass
-    def apply(self, action):
-        self.sim.ctrl[:] = action
-        self.steps += 1
-        if self.steps % 60 == 0:
-            print(f"step {int(self.steps)} of a task that talks")
-    def observe(self): return {"actor": self.sim.qpos, "critic": self.sim.qpos}
-    def rewards(self): return {"alive": torch.ones(self.num_envs)}
-    def metrics(self): return {"speed": self.sim.qvel[:, 0].abs()}
-"""
-MODEL = """
-<mujoco><worldbody><body><joint name="j" type="hinge"/><geom size="0.1"/></body></worldbody>
-<actuator><motor joint="j"/></actuator></mujoco>
+METRICS = """
+    def metrics(self):
+        return {"speed": self.sim.qvel[:, 0].abs()}
 """
 
 Watch = Callable[..., tuple[int, list[str]]]
@@ -88,14 +69,15 @@ def watch(start: Start) -> Watch:
 
 
 def test_a_live_view_stays_in_its_place_and_breaks_no_line(watch: Watch, tmp_path: Path) -> None:
-    write_task(tmp_path / "tasks", "talking", CONFIG, ENV, MODEL)
-    code, lines = watch("talking", "--agent.max-iterations", "12")
+    env = write_noisy(tmp_path, step="print(f'step {int(self.steps)} of a task')") / "env.py"
+    env.write_text(env.read_text().replace("== 30", "% 60 == 0") + METRICS)
+    code, lines = watch("noisy", "--agent.max-iterations", "12")
     assert code == 0
-    printed = [f"step {n} of a task that talks" for n in range(60, 289, 60)]
+    printed = [f"step {n} of a task" for n in range(60, 289, 60)]
     assert [line for line in lines if line.startswith("step ")] == printed
-    (head,) = [line for line in lines if "iteration " in line and "talking" in line]
+    (head,) = [line for line in lines if "iteration " in line and "noisy" in line]
     assert "iteration 12/12" in head
-    for name in ("return", "alive", "speed", "value loss", "learning rate", "steps per second"):
+    for name in ("return", "nothing", "speed", "value loss", "learning rate", "steps per second"):
         assert sum(name in line for line in lines) == 1, name
     assert sum(line.startswith("run directory:") for line in lines) == 2
     text = "\n".join(lines)

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from mjfleet.config import EnvConfig, from_dict
-from mjfleet.env import Env
+from mjfleet.config import from_dict
 from mjfleet.loggers.logger import Row
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
 
-from ..conftest import Run, only_run, rows, write_task
+from ..conftest import Run, only_run, rows
 from ..env.test_env import BUNDLED, ENGINES, no_host_synchronisation
+from ..launch.workers import write_noisy
+from ..parts.test_contacts import build as build_balls
+from ..parts.test_contacts import step as step_balls
 from ..runs.test_damaged_runs import call
 
 FOUND = BUNDLED["cartpole-balance"]
@@ -357,116 +359,54 @@ def test_a_run_that_diverges_names_the_column_the_rate_and_a_change(
     assert error.value.flags == flags
 
 
-class FallingEnv(Env[EnvConfig]):
-    """A box that falls onto a plane, so that contacts are computed."""
-
-    model_file = "../models/box.xml"
-
-    def reset_worlds(self, mask: torch.Tensor) -> None:
-        return
-
-    def apply(self, action: torch.Tensor) -> None:
-        return
-
-    def count_actions(self) -> int:
-        return 1
-
-    def observe(self) -> dict[str, torch.Tensor]:
-        return {"actor": self.sim.qpos, "critic": self.sim.qvel}
-
-    def rewards(self) -> dict[str, torch.Tensor]:
-        return {"nothing": torch.zeros(self.num_envs)}
-
-
 @pytest.mark.parametrize(("engine", "field"), [("native", "qpos"), ("warp", "qvel")])
 def test_nothing_of_a_nan_outlives_a_reset_or_reaches_another_world(
     engine: Any, field: str
 ) -> None:
-    cfg = EnvConfig(num_envs=3, decimation=10, episode_seconds=100)
-    envs = [
-        FallingEnv(cfg, make_simulation(engine, FallingEnv.make_model(cfg), 3), seed=0)
-        for _ in range(2)
-    ]
-    for env in envs:
-        env.on_nan = "reset"
-    spoilt, clean = envs
-    for _ in range(5):
-        spoilt.step(torch.zeros(3, 1))
-    spoilt.sim.qvel[0, 2] = spoilt.sim.qvel[2, 2] = 0.1
+    spoilt, clean = build_balls(engine, 3), build_balls(engine, 3)
+    spoilt.on_nan = "reset"
+    step_balls(spoilt, 5)
+    spoilt.sim.qvel[0] = spoilt.sim.qvel[2] = 0.1
     getattr(spoilt.sim, field)[1] = torch.nan
-    spoilt.step(torch.zeros(3, 1))
+    step_balls(spoilt)
     everywhere = torch.ones(3, dtype=torch.bool)
     spoilt.sim.reset(everywhere)
     spoilt.sim.forward(everywhere)
     for _ in range(20):
-        spoilt.step(torch.zeros(3, 1))
-        clean.step(torch.zeros(3, 1))
+        step_balls(spoilt)
+        step_balls(clean)
         assert torch.equal(spoilt.sim.qpos, clean.sim.qpos)
 
 
-FAULTY_CONFIG = """
-from mjfleet.config import AgentConfig, EnvConfig, Task
-TASKS = {"faulty": Task(summary="Faulty.", env=EnvConfig(num_envs=8, decimation=2),
-                        env_class="env:FaultyEnv", agent=AgentConfig(max_iterations=3))}
-"""
-FAULTY_ENV = """
-import torch
-from mjfleet.env import Env
-
-class FaultyEnv(Env):
-    model_file = "model.xml"
-
-    def setup(self):
-        self.steps = self.add_state("steps", shared=True)
-
-    def reset_worlds(self, mask):
-        pass
-
-    def apply(self, action):
-        self.sim.ctrl[:] = action
-        self.steps += 1
-
-    def observe(self):
-        return {"actor": self.sim.qpos, "critic": self.sim.qpos}
-
-    def rewards(self):
-        reward = torch.zeros(self.num_envs)
-        if self.steps == 30:
-            reward[5] = torch.nan
-        return {"reach": reward}
-"""
-
-
-@pytest.fixture
-def faulty(tmp_path: Path) -> None:
-    model = (Path(__file__).parents[1] / "models/arm.xml").read_text()
-    write_task(tmp_path / "tasks", "faulty", FAULTY_CONFIG, FAULTY_ENV, model)
+def write_spoilt(folder: Path, when: str) -> None:
+    """Write the task `noisy`, in whose 30th step world 5 earns no number if something is true."""
+    env = write_noisy(folder) / "env.py"
+    spoilt = f"torch.where((torch.arange(8) == 5) & (self.steps == 30) & ({when}), torch.nan, 0.0)"
+    env.write_text(env.read_text().replace("torch.zeros(self.num_envs)", spoilt))
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("faulty")
 def test_only_the_rank_that_is_in_trouble_leaves_a_dump(run: Run, tmp_path: Path) -> None:
-    env = tmp_path / "tasks/faulty/env.py"
-    now = 'self.steps == 30 and __import__("os").environ["RANK"] == "1"'
-    env.write_text(env.read_text().replace("self.steps == 30", now))
-    result = run("train", "faulty", "--cpu-workers", "2")
+    write_spoilt(tmp_path, "RANK == 1")
+    result = run("train", "noisy", "--cpu-workers", "2")
     assert result.returncode == 1
-    assert "on rank 1 term/reach is not finite in 1 of 8 worlds (5)" in result.stderr
-    dumps = list((only_run(tmp_path, "faulty") / "failures").glob("nan*"))
+    assert "on rank 1 term/nothing is not finite in 1 of 8 worlds (5)" in result.stderr
+    dumps = list((only_run(tmp_path, "noisy") / "failures").glob("nan*"))
     assert [dump.name for dump in dumps] == ["nan_rank1.npz"]
     assert f"mjfleet inspect {dumps[0]}" in result.stderr
     assert read_dump(dumps[0])["worlds"].tolist() == [5]
     shown = run("mjfleet", "inspect", "latest")
     assert (shown.returncode, shown.stderr) == (0, "")
-    assert "term/reach is nan" in shown.stdout
+    assert "term/nothing is nan" in shown.stdout
 
 
-@pytest.mark.usefixtures("faulty")
 def test_the_command_that_continues_does_not_fail_again(run: Run, tmp_path: Path) -> None:
-    ended = run("train", "faulty", "--gpu-ids", "None", "--agent.save-interval", "1")
+    write_spoilt(tmp_path, "True")
+    few = ("--gpu-ids", "None", "--agent.max-iterations", "3", "--agent.save-interval", "1")
+    ended = run("train", "noisy", *few)
     assert (ended.returncode, "the learning rate is " in ended.stderr) == (1, True)
     last = ended.stdout.splitlines()[-1]
     assert last.startswith("it would fail again as it was; resume with: ")
-    result = run("train", "faulty", *last.partition(" faulty ")[2].split())
+    result = run("train", "noisy", *last.partition(" noisy ")[2].split())
     assert (result.returncode, "warning: NAN 1 times" in result.stdout) == (0, True), result.stdout
-    assert [row["nan_resets"] for row in rows(only_run(tmp_path, "faulty"))] == ["0", "1", "0"]
+    assert [row["nan_resets"] for row in rows(only_run(tmp_path, "noisy"))] == ["0", "1", "0"]
