@@ -352,6 +352,15 @@ def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
     only_run(tmp_path)
 
 
+def test_the_first_worker_compiles_before_others_build(run: Run, tmp_path: Path) -> None:
+    pause = "__import__('time').sleep(0.5)"
+    write_noisy(tmp_path, setup=f"RANK or {pause}; open('order', 'a').write(str(RANK))")
+    flags = ("--engine", "warp", "--cpu-workers", "2", "--agent.max-iterations", "1")
+    result = run("train", "noisy", *flags)
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch("0+1+", (tmp_path / "order").read_text())
+
+
 @pytest.mark.slow
 def test_no_host_name_needs_to_be_resolved_and_nothing_need_be_left(tmp_path: Path) -> None:
     unshare = ["unshare", "--uts", "--mount", "--map-root-user", "sh", "-ec"]

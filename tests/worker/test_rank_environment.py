@@ -95,7 +95,7 @@ TORCHRUN = {
 
 
 def test_torchruns_variables_are_a_place() -> None:
-    place = Rank(rank=3, local_rank=1, world_size=4, local_world_size=2, node=1)
+    place = Rank(rank=3, local_rank=1, world_size=4, local_world_size=2)
     assert Rank.from_environ(TORCHRUN) == place
     assert Rank.from_environ(torchrun_variables(STEP)) == place
     assert Rank.from_environ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}) == Rank()

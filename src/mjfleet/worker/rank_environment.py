@@ -30,7 +30,6 @@ class Rank:
     local_rank: int = 0  # Its number among the workers of its host.
     world_size: int = 1  # The number of workers.
     local_world_size: int = 1  # The number of workers of its host.
-    node: int = 0  # The number of its host.
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Rank | None":
@@ -53,13 +52,11 @@ class Rank:
             local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
             if not (0 <= local_rank <= rank < world_size and local_rank < local_world_size):
                 raise ValueError("these contradict each other")
-            node = environ.get("GROUP_RANK", environ.get("SLURM_NODEID", rank // local_world_size))
             return cls(
                 rank=rank,
                 local_rank=local_rank,
                 world_size=world_size,
                 local_world_size=local_world_size,
-                node=int(node),
             )
         except ValueError as error:
             names = dict.fromkeys([*needed, "LOCAL_WORLD_SIZE"])

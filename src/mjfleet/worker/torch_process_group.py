@@ -1,4 +1,4 @@
-"""Joins the workers of a run in a torch.distributed process group, and has them take turns."""
+"""Joins the workers of a run in a torch.distributed process group. Runs in workers."""
 
 import os
 from collections.abc import Iterator
@@ -15,8 +15,6 @@ from torch.distributed import (
 )
 
 from mjfleet.rl.collectives import Collectives
-from mjfleet.utils.wait_until import wait_until
-from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.under_torchrun import meet, meeting_store
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs
@@ -77,25 +75,3 @@ def _store(args: WorkerArgs, rank: Rank, timeout: timedelta) -> Store:
         wait_for_workers=False,
         master_listen_fd=args.listener if is_master else None,
     )
-
-
-@contextmanager
-def local_rank_0_compiles_first(
-    store: Store, rank: Rank, timeout: timedelta, heartbeat: Heartbeat
-) -> Iterator[None]:
-    """Have local rank 0 of each host run the block first; the others wait for it.
-
-    So one worker of a host compiles warp's kernels, and the others find them in its cache.
-
-    Raises:
-        TimeoutError: local rank 0 was not done in time.
-    """
-    done = f"mjfleet/first/{rank.node}"
-    if rank.local_rank > 0:
-        with heartbeat.excused():
-            is_done = wait_until(lambda: store.check([done]), timeout.total_seconds())
-        if not is_done:
-            raise TimeoutError(f"local rank 0 was not done after {timeout}")
-    yield
-    if rank.local_rank == 0:
-        store.set(done, "")

@@ -80,7 +80,7 @@ def _join_other_hosts(args: WorkerArgs, meeting: tuple[str, int], rank: Rank) ->
         **args.network,
         "RANK": str(rank.rank),
         "WORLD_SIZE": str(rank.world_size),
-        "GROUP_RANK": str(rank.node),
+        "GROUP_RANK": str(args.node),
         "MASTER_ADDR": meeting[0],
         "MASTER_PORT": str(meeting[1]),
     }

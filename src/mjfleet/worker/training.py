@@ -1,12 +1,8 @@
 """Builds what one worker trains with, and trains. Imports torch."""
 
-from contextlib import nullcontext
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch.distributed as dist
 
 from mjfleet.config import TrainConfig
 from mjfleet.env.env_shard import EVALUATION_SEED, EnvShard
@@ -27,7 +23,6 @@ from mjfleet.video.training_videos import TrainingVideos
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.torch_process_group import local_rank_0_compiles_first
 from mjfleet.worker.worker_args import WorkerArgs
 
 
@@ -41,16 +36,17 @@ def build(
     run_dir: Path,
 ) -> tuple[Runner, Checkpointer]:
     """Build environment, runner and checkpointer; one worker of a host compiles kernels first."""
-    device, turn, evaluator = args.devices[rank.local_rank], nullcontext(), None
+    device, evaluator = args.devices[rank.local_rank], None
     make_env = partial(build_env, found, config, args.engine, device, args.threads)
     make_env = partial(make_env, while_compiling=heartbeat.excused)
-    if args.engine == "warp" and rank.local_world_size > 1:
-        store = dist.distributed_c10d._get_default_store()
-        timeout = timedelta(seconds=config.collective_timeout)
-        turn = local_rank_0_compiles_first(store, rank, timeout, heartbeat)
-    with turn:
-        size = config.agent.algorithm.envs_per_group
-        env = make_env(rank=rank.rank, group_size=size)
+    # The first worker of a host compiles kernels; the others wait, and find them in warp's cache.
+    is_compiled, is_first = args.engine == "warp", rank.local_rank == 0
+    if is_compiled and not is_first:
+        with heartbeat.excused():
+            collectives.total([0])
+    env = make_env(rank=rank.rank, group_size=config.agent.algorithm.envs_per_group)
+    if is_compiled and is_first:
+        collectives.total([0])
     if config.eval_interval is not None:
         first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
         with own_random_numbers(EVALUATION_SEED, device):

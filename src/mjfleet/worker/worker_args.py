@@ -54,7 +54,6 @@ class WorkerArgs:
             local_rank=local_rank,
             world_size=self.world_size or len(self.devices),
             local_world_size=len(self.devices),
-            node=self.node,
         )
 
     def heartbeat_file(self, local_rank: int) -> Path:
