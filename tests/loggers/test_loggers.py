@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from mjfleet.config import AgentConfig, WandbConfig
 from mjfleet.loggers import csv_logger, logger_group, wandb_logger
+from mjfleet.loggers.logger import Row
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.runs import metrics_csv
 from mjfleet.runs.run_json import write_record
@@ -32,10 +33,16 @@ CSV = AgentConfig(logger=("none",))
 WANDB = AgentConfig(logger=("wandb",), experiment_name="poles")
 
 
-def write_rows(loggers: LoggerGroup) -> None:
-    for row in ROWS:
-        loggers.write(row)
-    loggers.close()
+def log(run_dir: Path, agent: AgentConfig, *rows: Any, resumed_from: int = 0) -> None:
+    """Write rows as a run that has a configuration does: ROWS unless others are given."""
+    with LoggerGroup(run_dir, agent, {}, resumed_from=resumed_from) as loggers:
+        for row in rows or ROWS:
+            loggers.write(row)
+
+
+def values(iterations: Iterable[int], value: float) -> list[Row]:
+    """Return rows with the same value."""
+    return [{"iteration": iteration, "value": value} for iteration in iterations]
 
 
 def read_csv(run_dir: Path) -> list[dict[str, str]]:
@@ -51,7 +58,7 @@ def read_scalars(run_dir: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in events.Scalars(tag)]
 
 
-def write_and_wait(loggers: LoggerGroup, folder: Path, row: dict[str, float | None]) -> None:
+def write_and_wait(loggers: LoggerGroup, folder: Path, row: Row) -> None:
     """Write a row, and wait until TensorBoard's file has it."""
     size = lambda: sum(file.stat().st_size for file in folder.glob("events.out.*"))  # noqa: E731
     before = size()
@@ -71,32 +78,26 @@ def test_rows_that_a_resumed_run_has_lost_are_counted(
     if numbers is not None:
         lines = ["iteration,mean_return", *(f"{number},1.5" for number in numbers), "6,cut off"]
         (tmp_path / "metrics.csv").write_text("\n".join(lines))
-    with LoggerGroup(tmp_path, CSV, {}, resumed_from=5) as loggers:
-        loggers.write({"iteration": 6, "mean_return": 1.5})
+    log(tmp_path, CSV, {"iteration": 6, "mean_return": 1.5}, resumed_from=5)
     warning = f"lacks the rows of {lost} iterations"
     assert [warning in text for text in warnings_in(caplog)] == [True] * bool(lost)
 
 
 def test_files_hold_each_value_and_nothing_for_an_unknown_one(tmp_path: Path) -> None:
-    write_rows(LoggerGroup(tmp_path, FILES, {}))
+    log(tmp_path, FILES)
     assert [row["mean_return"] for row in read_csv(tmp_path)] == ["", "12.5"]
     assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
     assert read_scalars(tmp_path, "mean_return") == [(2, 12.5)]
 
 
 def test_a_resumed_run_has_every_iteration_once(tmp_path: Path) -> None:
-    with LoggerGroup(tmp_path, FILES, {}) as first:
-        for iteration in range(1, 7):
-            first.write({"iteration": iteration, "value": 1.0})
+    log(tmp_path, FILES, *values(range(1, 7), 1.0))
     # As if killed: cut off within a row and within a record.
     (events,) = tmp_path.glob("events.out.tfevents.*")
     events.write_bytes(events.read_bytes()[:-5])
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("7,1")
-    second = LoggerGroup(tmp_path, FILES, {}, resumed_from=4)
-    for iteration in range(5, 9):
-        second.write({"iteration": iteration, "value": 2.0})
-    second.close()
+    log(tmp_path, FILES, *values(range(5, 9), 2.0), resumed_from=4)
     expected = [(i, 1.0 if i <= 4 else 2.0) for i in range(1, 9)]
     read = read_csv(tmp_path)
     assert [(int(row["iteration"]), float(row["value"])) for row in read] == expected
@@ -105,9 +106,7 @@ def test_a_resumed_run_has_every_iteration_once(tmp_path: Path) -> None:
 
 def test_a_run_that_starts_over_in_its_directory_forgets_the_first_attempt(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
-        with LoggerGroup(tmp_path, FILES, {}) as loggers:
-            for iteration in (1, 2):
-                loggers.write({"iteration": iteration, "value": value})
+        log(tmp_path, FILES, *values((1, 2), value))
     assert [float(row["value"]) for row in read_csv(tmp_path)] == [2.0, 2.0]
     assert read_scalars(tmp_path, "value") == [(1, 2.0), (2, 2.0)]
 
@@ -118,8 +117,7 @@ def test_rows_that_are_not_sound_are_dropped_on_resume(tmp_path: Path) -> None:
         b"x,1", b"-1,1", b"5,nan", b"6,",
     ]  # fmt: skip
     (tmp_path / "metrics.csv").write_bytes(b"\n".join([*lines, b"7,0.1"]))  # Of 0.125.
-    with LoggerGroup(tmp_path, CSV, {}, resumed_from=7) as loggers:
-        loggers.write({"iteration": 8, "a": 1})
+    log(tmp_path, CSV, {"iteration": 8, "a": 1}, resumed_from=7)
     assert [(row["iteration"], row["a"]) for row in read_csv(tmp_path)] == [
         ("1", "0.5"), ("4", "0.2"), ("5", "nan"), ("6", ""), ("8", "1"),
     ]  # fmt: skip
@@ -128,16 +126,13 @@ def test_rows_that_are_not_sound_are_dropped_on_resume(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"\x00\x00\n1,2\n", b"iteration,a,a\n1,2,3\n"])
 def test_a_file_without_a_sound_header_starts_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "metrics.csv").write_bytes(content)
-    with LoggerGroup(tmp_path, CSV, {}, resumed_from=2) as loggers:
-        loggers.write({"iteration": 3, "a": 1.0})
+    log(tmp_path, CSV, {"iteration": 3, "a": 1.0}, resumed_from=2)
     assert read_csv(tmp_path) == [{"iteration": "3", "a": "1.0"}]
 
 
 def test_columns_of_both_parts_are_kept_when_a_term_is_replaced(tmp_path: Path) -> None:
-    with LoggerGroup(tmp_path, CSV, {}) as loggers:
-        loggers.write({"iteration": 1, "old": 0.5, "kept": 1.0})
-    with LoggerGroup(tmp_path, CSV, {}, resumed_from=1) as resumed:
-        resumed.write({"iteration": 2, "kept": 2.0, "new": 0.25})
+    log(tmp_path, CSV, {"iteration": 1, "old": 0.5, "kept": 1.0})
+    log(tmp_path, CSV, {"iteration": 2, "kept": 2.0, "new": 0.25}, resumed_from=1)
     assert read_csv(tmp_path) == [
         {"iteration": "1", "old": "0.5", "kept": "1.0", "new": ""},
         {"iteration": "2", "old": "", "kept": "2.0", "new": "0.25"},
@@ -187,9 +182,7 @@ def test_no_row_is_lost_to_a_disk_that_is_full_for_a_while(
     tmp_path: Path, before: int, full: int, resumed_from: int
 ) -> None:
     if resumed_from:
-        with LoggerGroup(tmp_path, CSV, {}) as first:
-            for iteration in range(1, 10):
-                first.write({"iteration": iteration, "value": 1 / iteration, "none": None})
+        log(tmp_path, CSV, *(row | {"none": None} for row in values(range(1, 10), 0.5)))
     warnings = on_a_full_disk(tmp_path, before, full, resumed_from)
     iterations = list(range(1, resumed_from + 101))
     assert [int(row["iteration"]) for row in read_csv(tmp_path)] == iterations
@@ -217,7 +210,7 @@ def test_wandb_works_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOME", str(tmp_path))
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    write_rows(LoggerGroup(run_dir, WANDB, {"agent": {"seed": 3}}))
+    log(run_dir, WANDB)
     assert [end.exit_code for end in records(run_dir, "exit")] == [0]
     assert [row["loss/value"] for row in history(run_dir)] == [0.5, 0.25]
     assert [row.get("mean_return") for row in history(run_dir)] == [None, 12.5]
@@ -229,7 +222,7 @@ def test_a_logger_that_fails_has_one_warning_and_stops_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "metrics.csv").mkdir()
-    write_rows(LoggerGroup(tmp_path, FILES, {}))
+    log(tmp_path, FILES)
     (warning,) = warnings_in(caplog)
     assert "metrics.csv" in warning
     assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
@@ -246,18 +239,17 @@ def test_a_resumed_run_is_the_same_wandb_run_and_flags_win_over_variables(
         monkeypatch.setenv(f"WANDB_{name}", value)
     flags = WandbConfig(project="ours", entity="us", group="seeds", tags=("new",), notes="some")
     write_record(tmp_path, id="first")
-    write_rows(LoggerGroup(tmp_path, WANDB, {}))
-    resumed = AgentConfig(logger=("wandb",), wandb=flags)
-    write_rows(LoggerGroup(tmp_path, resumed, {}, resumed_from=2))
+    log(tmp_path, WANDB)
+    log(tmp_path, AgentConfig(logger=("wandb",), wandb=flags), resumed_from=2)
 
-    def values(run: Any) -> tuple[Any, ...]:
+    def settings(run: Any) -> tuple[Any, ...]:
         return (run.project, run.entity, run.run_group, {*run.tags}, run.notes)
 
     first, second = records(tmp_path, "run")
     assert first.run_id == second.run_id == "first"
     assert first.display_name == second.display_name == "poles"
-    assert values(first) == ("theirs", "them", "all", {"slow", "old"}, "none")
-    assert values(second) == ("ours", "us", "seeds", {"new"}, "some")
+    assert settings(first) == ("theirs", "them", "all", {"slow", "old"}, "none")
+    assert settings(second) == ("ours", "us", "seeds", {"new"}, "some")
 
 
 @pytest.mark.usefixtures("no_wandb_variables")
@@ -331,8 +323,8 @@ def test_a_logger_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
 ) -> None:
     monkeypatch.setattr(logger_group, "QUEUE_SIZE", 5)
     with LoggerGroup(tmp_path, FILES, {}) as loggers:
-        for iteration in range(1, 9):
-            write_and_wait(loggers, tmp_path, {"iteration": iteration, "value": 1.0})
+        for row in values(range(1, 9), 1.0):
+            write_and_wait(loggers, tmp_path, row)
         hanging()
     assert [row["iteration"] for row in read_csv(tmp_path)] == ["1", "2", "3", "4", "5"]
     assert [step for step, _ in read_scalars(tmp_path, "value")] == [*range(1, 9)]
@@ -387,7 +379,7 @@ def test_wandb_without_an_answer_is_recorded_offline(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(wandb_logger, "INIT_SECONDS", 1.0)
-    write_rows(LoggerGroup(tmp_path, WANDB, {}))
+    log(tmp_path, WANDB)
     assert [row["loss/value"] for row in history(tmp_path)] == [0.5, 0.25]
     (warning,) = warnings_in(caplog)
     assert "wandb sync" in warning
