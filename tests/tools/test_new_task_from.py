@@ -450,12 +450,12 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
         "no body has a joint"
     ),
     "a mesh is missing": (
-        "robot.urdf", text_of("robot.urdf", BIPED), r"line \d+: .*package://own_biped/meshes/shin.stl"
+        "robot.urdf", text_of("robot.urdf", BIPED), "'package://own_biped/meshes/shin.stl' in"
     ),
     "a mesh of an MJCF is missing": (
         "robot.xml",
         text_of("robot.xml", '<mujoco>\n<asset>\n<mesh file="a.stl"/></asset></mujoco>'),
-        "<mesh> in line 3: there is no file 'a.stl'"
+        "robot.xml: line 3: there is no file 'a.stl'"
     ),
     "a mesh that MuJoCo cannot read": (
         "robot.urdf",
@@ -466,18 +466,10 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
         "no decoder found for mesh file 'meshes/a.dae'"
     ),
     "../ of a URDF": (
-        "robot.urdf", text_of("robot.urdf", urdf_arm("../outside.stl")), r"'../outside.stl' leaves"
+        "robot.urdf", text_of("robot.urdf", urdf_arm("../outside.stl")), r"no file '../outside.stl'"
     ),
-    "an absolute path": ("robot.urdf", text_of("robot.urdf", urdf_arm("/etc/hostname")), "leaves"),
-    "a folder of meshes that leaves": (
-        "robot.xml",
-        text_of("robot.xml", '<mujoco><compiler meshdir=".."/><asset><mesh file="outside.stl"/>'
-                "</asset></mujoco>"),
-        "'outside.stl' leaves"
-    ),
-    "an include that leaves": (
-        "robot.xml", text_of("robot.xml", '<mujoco>\n<include file="../other.xml"/></mujoco>'),
-        "<include> in line 2: '../other.xml' leaves"
+    "an absolute path": (
+        "robot.urdf", text_of("robot.urdf", urdf_arm("/etc/hostname")), "no file '/etc/hostname'"
     ),
     "a keyframe of another robot": (
         "robot.xml", text_of("robot.xml", QUADRUPED.replace("</mujoco>", '<keyframe><key name="up" '
@@ -487,14 +479,6 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
     "xacro": (
         "robot.urdf.xacro", text_of("robot.urdf.xacro", BIPED),
         r"it must be MJCF \(.xml\) or URDF \(.urdf\), to which xacro"
-    ),
-    "a link to outside": (
-        "robot.urdf",
-        lambda folder: [
-            text_of("robot.urdf", urdf_arm("a.stl"))(folder),
-            (folder / "a.stl").symlink_to("../outside.stl"),
-        ],
-        "'a.stl' leaves"
     ),
 }  # fmt: skip
 """The file that is named, what is in its folder, and the message."""
@@ -506,7 +490,6 @@ def test_what_cannot_be_read_is_one_message_and_leaves_nothing(
 ) -> None:
     file, change, message = REFUSALS[case]
     write_stl(tmp_path / "outside.stl")
-    (tmp_path / "other.xml").write_text("<mujoco/>")
     folder = tmp_path / "sources"
     folder.mkdir()
     change(folder)

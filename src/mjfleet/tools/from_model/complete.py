@@ -16,8 +16,8 @@ LEAST_OFF = 0.01
 """How far from its place a foot may be after legs were bent, by the height of the hips."""
 
 
-def complete(robot: Robot, is_fixed: bool) -> None:
-    """Add what is missing to a robot's spec; `is_fixed`: its file fixes it to the world.
+def complete(robot: Robot) -> None:
+    """Add what is missing to a robot's spec.
 
     Raises:
         UserError: the model has no robot, or more than one, or nothing that can be driven.
@@ -28,7 +28,7 @@ def complete(robot: Robot, is_fixed: bool) -> None:
             element.name = element.name or f"{kind}_{number}"  # Actuators and messages name them.
     _add_scene(robot)
     robot.look()
-    _let_it_stand(robot, is_fixed)
+    _let_it_stand(robot)
     _separate(robot)
     _pose(robot)
     is_new, key = drive(robot), robot.spec.key(HOME)
@@ -97,9 +97,9 @@ def _add_scene(robot: Robot) -> None:
     chosen.name = HOME
 
 
-def _let_it_stand(robot: Robot, is_fixed: bool) -> None:
+def _let_it_stand(robot: Robot) -> None:
     """Add a free joint to a robot that stands on legs or wheels."""
-    if not (robot.stands or robot.arm() or is_fixed) and len(robot.limbs) > 1:
+    if not (robot.stands or robot.arm() or robot.is_fixed) and len(robot.limbs) > 1:
         base = "is free" if robot.is_free else "is fixed to the world"
         where = "the file's keyframe" if robot.model.nkey else "joints at 0"
         robot.questions.append(
@@ -109,7 +109,7 @@ def _let_it_stand(robot: Robot, is_fixed: bool) -> None:
     if robot.is_free or not robot.stands or robot.model.body_weldid[robot.root]:
         return
     ends = ", ".join(f"`{robot.model.body(limb.end).name}`" for limb in robot.stands)
-    if is_fixed:
+    if robot.is_fixed:
         robot.questions.append(f"Does the robot stand on {ends}? The file fixes it to the world.")
         return
     body = robot.spec.body(robot.base)

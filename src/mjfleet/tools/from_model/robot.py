@@ -31,6 +31,8 @@ class Robot:
 
     spec: mujoco.MjSpec
     questions: list[str]
+    is_fixed: bool
+    """Whether the file fixes the robot to the world, as a URDF does by a link of that name."""
     added: list[str] = field(default_factory=list)
     feet: list[str] = field(default_factory=list)
     """Geoms or bodies on which legs stand."""

@@ -13,7 +13,7 @@ from mjfleet.legged.mirror import foot_images, joint_images
 from mjfleet.legged.scene import make_robot
 from mjfleet.tools.from_model.complete import complete
 from mjfleet.tools.from_model.robot import Robot
-from mjfleet.tools.from_model.source import Source
+from mjfleet.tools.from_model.source import read_robot
 
 SUMMARIES = {
     "legged": "The robot {} follows velocity commands.",
@@ -35,11 +35,11 @@ def write_task(
     import jinja2
 
     with tempfile.TemporaryDirectory() as made:
-        source = Source(file, place := Path(made))
-        robot = Robot(source.spec, source.questions)
+        robot = read_robot(file, place := Path(made))
         try:
-            complete(robot, source.is_fixed)
-            (place / "model.xml").write_text(robot.spec.to_xml(), encoding="utf-8")
+            complete(robot)
+            text = robot.spec.to_xml().replace(f"{place}/", "")
+            (place / "model.xml").write_text(text, encoding="utf-8")
             mujoco.MjModel.from_xml_path(str(place / "model.xml"))
             values = _values(robot, place / "model.xml", name)
         except (UserError, ValueError) as error:
