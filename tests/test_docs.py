@@ -43,17 +43,15 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z0-9]+(?!\.[a-z.-]*\*|[a-z-])")
 OTHERS = {
-    "--all-extras", "--all-tasks", "--bind-to", "--check", "--command", "--compile-bytecode",
-    "--cpus-per-task", "--draws", "--extra", "--figures", "--filename", "--flag", "--gpus-per-task",
-    "--group", "--headless", "--help", "--help-all", "--inexact", "--key", "--kills",
-    "--local-addr", "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
-    "--no-annotate", "--no-deps", "--no-flag", "--no-dev", "--no-emit-project", "--no-header",
-    "--no-install-recommends",
-    "--node-rank", "--nodes", "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--open-mode",
-    "--output", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--requeue", "--require-hashes",
-    "--seconds", "--shm-size", "--shutdown-timeout", "--signal", "--time", "--torch-backend",
-    "--ulimit", "--from", "--version", "--wheel",
-    "--space", "--trust", "--wandb",
+    "--all-extras", "--bind-to", "--check", "--command", "--compile-bytecode", "--draws",
+    "--extra", "--figures", "--filename", "--flag", "--from", "--gpus-per-task", "--group",
+    "--help", "--help-all", "--inexact", "--kills", "--local-addr", "--log-dir", "--logdir",
+    "--master-addr", "--master-port", "--mjcf", "--nnodes", "--no-annotate", "--no-deps",
+    "--no-dev", "--no-emit-project", "--no-flag", "--no-header", "--no-install-recommends",
+    "--node-rank", "--nodes", "--nproc-per-node", "--ntasks", "--ntasks-per-node", "--output",
+    "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--require-hashes", "--seconds",
+    "--shm-size", "--shutdown-timeout", "--space", "--time", "--torch-backend", "--trust",
+    "--ulimit", "--version", "--wandb", "--wheel",
 }  # fmt: skip
 """Flags of other programs, those for help, those that went, and two that stand for any."""
 IGNORED = shutil.ignore_patterns("__pycache__")
@@ -241,13 +239,12 @@ def test_every_flag_in_the_documentation_exists(output: Output, tmp_path: Path) 
         shown += output("train", task, "--help-all")
     known = set(FLAG.findall(shown)) | OTHERS
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
-    for what in ("doctor", "submit slurm", "submit sky", "submit k8s"):
-        known |= set(FLAG.findall(output("mjfleet", *what.split(), "--help")))
     known |= set(FLAG.findall(output("play", "cartpole-balance", "--help")))
-    for what in ("plot", "compare", "sweep", "report", "runs", "export", "inspect", "bench"):
-        known |= set(FLAG.findall(output("mjfleet", what, "--help")))
+    parts = ["doctor", "submit slurm", "submit sky", "submit k8s", "plot", "compare", "sweep"]
+    for what in (*parts, "report", "runs", "export", "inspect", "bench"):
+        known |= set(FLAG.findall(output("mjfleet", *what.split(), "--help")))
     for script in ("peer.py", "learning.py", "reference.py", "gpu.py"):
-        known |= set(FLAG.findall(run_script(tmp_path, *script.split(), "--help").stdout))
+        known |= set(FLAG.findall(run_script(tmp_path, script, "--help").stdout))
     assert len(PAGES) > 10
     for page in PAGES:
         text = page.read_text()

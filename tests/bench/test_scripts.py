@@ -4,18 +4,16 @@ import importlib
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 import textwrap
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mjfleet.bench.command import run_benchmark
 from mjfleet.bench.result import Spread
-from mjfleet.cli.run_command import run_command
 from mjfleet.config import AgentConfig, EnvConfig, TrainConfig, to_dict
 
 from ..conftest import Run
@@ -133,38 +131,31 @@ def test_the_driver_gives_our_settings_and_tells_each_iteration(tmp_path: Path) 
     ]
 
 
+@pytest.mark.parametrize(
+    ("script", "flags", "words"),
+    [
+        ("peer.py", ["mjlab", "hopper-v5"], "no counterpart of hopper-v5"),
+        ("peer.py", ["mjlab"], "--mjlab FOLDER"),
+        ("gpu.py", ["--device", "cpu", "--num-envs", "0"], "--num-envs"),
+        ("gpu.py", [], "--gpu-ids 0: "),
+        ("learning.py", ["--until", "x = 1"], "task/velocity_error <"),
+        ("reference.py", ["--output", "."], "reference.json is no"),
+    ],
+)
 def test_a_mistake_is_told_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+    script: str, flags: list[str], words: str, here: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     monkeypatch.syspath_prepend(BENCHMARKS)
+    monkeypatch.setattr(sys, "argv", [script, *flags])
     for name in ("CUDA_VISIBLE_DEVICES", "PATH"):
         monkeypatch.setenv(name, "")
-    names = ("peer", "learning", "reference", "gpu")
-    peer, learning, reference, gpu = map(importlib.import_module, names)
     content = '{"samples": [{"task": "cartpole-balance"}]}'
     Path("reference.json").write_text(content)
-    for kind, measure, arguments, words in (
-        (peer.PeerOptions, peer.compare, ["mjlab", "hopper-v5"], "no counterpart of hopper-v5"),
-        (peer.PeerOptions, peer.compare, ["mjlab"], "--mjlab FOLDER"),
-        (gpu.GpuOptions, gpu.gpu, ["--device", "cpu", "--num-envs", "0"], "--num-envs"),
-        (gpu.GpuOptions, gpu.gpu, [], "--gpu-ids 0: "),
-        (
-            learning.LearningOptions,
-            learning.learning,
-            ["--until", "x = 1"],
-            "task/velocity_error <",
-        ),
-        (
-            reference.ReferenceOptions,
-            reference.reference,
-            ["--output", "."],
-            "reference.json is no",
-        ),
-    ):
-        assert run_command(partial(run_benchmark, kind, measure, "prog"), arguments) == 2
-        assert words in capsys.readouterr().err
-    assert [path.read_text() for path in tmp_path.iterdir()] == [content]
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(BENCHMARKS / script), run_name="__main__")
+    assert words in capsys.readouterr().err
+    assert [path.read_text() for path in here.iterdir()] == [content]
 
 
 @pytest.mark.slow
@@ -314,6 +305,13 @@ def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Pa
     assert (folder / "reference.png").is_file()
 
 
+@pytest.fixture
+def learning(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script, as a module."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("learning")
+
+
 def learned(*rewards: float) -> list[dict[str, Any]]:
     """A run with an iteration every two seconds."""
     return [
@@ -322,9 +320,7 @@ def learned(*rewards: float) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_run_is_good_once_it_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    table_of = importlib.import_module("learning").table_of
+def test_a_run_is_good_once_it_stays_so(learning: Any) -> None:
     early, late, never = learned(1, 1, 1), learned(1, 0.5, 1), learned(1, 1, 0.5)
     one = Spread(0.001, 0.001, 0.001), Spread(2.0, 2.0, 2.0)
     for runs, *good in (
@@ -332,16 +328,10 @@ def test_a_run_is_good_once_it_stays_so(monkeypatch: pytest.MonkeyPatch) -> None
         ([early, never], "1 of 2", *one),
         ([never], "0 of 1", None, None),
     ):
-        best = {"best": [early]}
-        assert table_of({**best, "others": runs}, []).rows[1][-3:] == good
+        assert learning.table_of({"best": [early], "others": runs}, []).rows[1][-3:] == good
 
 
-def test_a_condition_holds_for_the_mean_of_ten_iterations_and_all_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    learning = importlib.import_module("learning")
-
+def test_a_condition_holds_for_the_mean_of_ten_iterations_and_all_at_once(learning: Any) -> None:
     def when(conditions: list[str], **metrics: list[float]) -> int | None:
         rows = [dict(zip(metrics, row, strict=True)) for row in zip(*metrics.values(), strict=True)]
         return learning.reached([learning.condition(text) for text in conditions], rows)
