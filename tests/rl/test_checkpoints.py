@@ -371,8 +371,9 @@ def test_checkpoints_that_do_not_fit_are_refused(
         return str(error.value)
 
     wider = refused(path, agent(4, actor={"hidden_dims": [16]}))
-    assert "mlp.0.weight [8, 5]" in wider
-    assert "mlp.0.weight [16, 5]" in wider
+    assert "Of its actor, mlp.0.weight is [8, 5] there, [16, 5] here; mlp.0.bias is [8]" in wider
+    other = refused(path, agent(4, actor={"distribution": {"std_type": "log"}}))
+    assert "distribution.std_param is [1] there, absent here" in other  # Matrices are equal.
     assert "of the task cartpole-swingup, not of cartpole-balance" in refused(
         path, agent(4), "cartpole-balance"
     )
@@ -382,8 +383,10 @@ def test_checkpoints_that_do_not_fit_are_refused(
     (tmp_path / "bomb.pkl").write_bytes(pickle.dumps(Bomb(), protocol=2))
     assert "bomb.pkl" in refused(tmp_path / "bomb.pkl", agent(4))
     assert not (tmp_path / "exploded").exists()
-    torch.save({"weights": torch.zeros(3)}, tmp_path / "other.pt")
-    assert "is no checkpoint" in refused(tmp_path / "other.pt", agent(4))
+    old = {"model_state_dict": {}, "optimizer_state_dict": {}, "iter": 1, "infos": None}
+    torch.save(old, tmp_path / "other.pt")  # As rsl_rl 3 writes it.
+    lacks = "of rsl_rl 5: it lacks actor_state_dict, critic_state_dict."
+    assert refused(tmp_path / "other.pt", agent(4)).endswith(lacks)
     assert "No such file" in refused(tmp_path / "none.pt", agent(4))
 
 

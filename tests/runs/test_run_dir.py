@@ -48,6 +48,10 @@ def test_the_same_command_begins_continues_and_is_done(run: Run, tmp_path: Path)
     assert "nothing is left" in run(*fork).stdout
     assert [row["iteration"] for row in rows(tmp_path / "e")] == ["9"]
     assert (tmp_path / "d/run.json").read_bytes() == before
+    # The copy of the checkpoint is gone with the directory: the message names the original.
+    wrong = ("--agent.max-iterations", "9", "--agent.actor.hidden-dims", "3")
+    misfit = run("train", TASK, "--resume", "d", "--fork", *wrong)
+    assert "error: checkpoint d/checkpoints/model_8.pt is of" in misfit.stderr
     other = run("train", TASK, "--resume", "e", "--fork", "--run-dir", "e", "--seed", "2")
     assert other.returncode == 2
     assert "has begun from" in other.stderr

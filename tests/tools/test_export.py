@@ -218,6 +218,7 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
     state = torch.load(good, weights_only=True)
     state["actor_state_dict"]["mlp.0.bias"][0] = float("nan")
     torch.save(state, tmp_path / "run/checkpoints/model_3.pt")
+    torch.save(state, tmp_path / "other/model_3.pt")  # As rsl_rl's own, it names no task.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     script = ("--format", "torchscript", "--output")
     for arguments, prelude, code, message in (
@@ -225,6 +226,7 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
         (["nowhere"], POISON, 2, "nowhere does not exist"),
         (["empty"], POISON, 2, "empty is no run directory"),
         (["run/checkpoints/model_2.pt"], POISON, 2, "is damaged or no checkpoint"),
+        (["other/model_3.pt"], POISON, 2, "begin a run from it by `train <task> --resume`"),
         (["run", "--output", "other/policy.onnx"], POISON, 2, "not of an export of cartpole-bal"),
         (["run", "--output", "run/run.onnx"], POISON, 2, "run.json is not of an export"),
         (["run", *script, str(good)], POISON, 2, "model_1.pt is not of an export"),

@@ -78,7 +78,8 @@ def _finish(
             run_dir.discard()
             what = "is unchanged" if plan.continues else "was removed"
             print_line(f"no iteration was run; {plan.run_dir} {what}")
-            raise UserError(end.message)
+            # A copy has been removed with the directory: the message names what the user named.
+            raise UserError(end.message.replace(str(run_dir.checkpoint), str(run_dir.copied)))
         if stop.received is None or not end.is_secondary or not plan.has_host_agents:
             return _fail(plan, run_dir, stop, end)
         end = Outcome(stop.received)  # The signal explains the failure.

@@ -210,21 +210,16 @@ class Checkpointer:
         """Raise UserError if this run cannot continue from a checkpoint."""
         own, built = state.get(OWN), self._runner.alg.save()
         if own is not None and own["task"] != self._task:
-            theirs, ours = (files.matrices(x["actor_state_dict"]) for x in (state, built))
-            raise UserError(
-                f"checkpoint {path} is of the task {own['task']}, not of {self._task}: its actor "
-                f"is {theirs}, this task's is {ours}."
-            )
+            raise UserError(f"checkpoint {path} is of the task {own['task']}, not of {self._task}.")
         if not self._keeps_others(own):
             built.pop("critic_state_dict")
         files.check_shapes(path, state, built)
         if self._keeps_optimizer(own):
             theirs, ours = (x.get("extra_state_dict", {}) for x in (state, built))
-            if files.shapes(theirs) != files.shapes(ours):
-                there, here = (files.matrices(x) or "none" for x in (theirs, ours))
+            if misfit := files.misfit_of(theirs, ours):
                 raise UserError(
-                    f"checkpoint {path} is of an algorithm with other networks: its `modules()` "
-                    f"are {there}, this run's are {here}. Begin a new run by --init-from."
+                    f"checkpoint {path} is of an algorithm with other networks. Of its "
+                    f"`modules()`, {misfit}. Begin a new run by --init-from."
                 )
             check_optimizer(state["optimizer_state_dict"], self._runner.alg.optimizer)
         total = self._runner.agent.max_iterations

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from mjfleet.config.validation import SHOWN
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import ABOUT, BEST, CHECKPOINT_BYTES, FINAL, checkpoints_in
 from mjfleet.utils.atomic_write import write_atomically
@@ -28,6 +29,7 @@ UNREADABLE = (
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 """What torch raises for a damaged file."""
+NAMED = 4  # How many differences a message names.
 ATTEMPTS = 3
 """Consecutive failures to write a checkpoint that end training."""
 PAUSE_SECONDS = 1.0
@@ -60,8 +62,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         first = str(error).partition("\n")[0]
         raise UserError(f"checkpoint {path} is damaged: {first}") from None
     needed = {"actor_state_dict", "critic_state_dict", "optimizer_state_dict", "iter"}
-    if not isinstance(state, dict) or not needed <= state.keys():
-        raise UserError(f"{path} is no checkpoint: it lacks {', '.join(sorted(needed))}.")
+    if missing := needed.difference(state if isinstance(state, dict) else ()):
+        listed = ", ".join(sorted(missing))
+        raise UserError(f"{path} is no checkpoint of mjfleet or of rsl_rl 5: it lacks {listed}.")
     return state
 
 
@@ -101,21 +104,21 @@ def check_shapes(path: Path, saved: dict[str, Any], built: dict[str, Any]) -> No
                 f"checkpoint {path} has no {name}: it is a policy alone, which `play` shows and "
                 "`train --init-from` begins with."
             )
-        if shapes(theirs) != shapes(ours):
-            raise UserError(
-                f"checkpoint {path} is of another network: its {name} is {matrices(theirs)}, this "
-                f"run's is {matrices(ours)}."
-            )
+        if misfit := misfit_of(theirs, ours):
+            raise UserError(f"checkpoint {path} is of another network. Of its {name}, {misfit}.")
 
 
-def shapes(state: Mapping[str, Any]) -> dict[str, list[int] | None]:
-    """Return the shapes of a network's tensors by name; None: it is no tensor."""
-    return {k: list(v.shape) if isinstance(v, torch.Tensor) else None for k, v in state.items()}
-
-
-def matrices(state: Mapping[str, Any]) -> str:
-    """Return the names and shapes of a network's matrices."""
-    return ", ".join(f"{key} {size}" for key, size in shapes(state).items() if len(size or ()) > 1)
+def misfit_of(saved: Mapping[str, Any], built: Mapping[str, Any]) -> str:
+    """Return how the tensors of a checkpoint differ from a network's; empty if none does."""
+    there, here = (
+        {k: list(v.shape) if isinstance(v, torch.Tensor) else "no tensor" for k, v in x.items()}
+        for x in (saved, built)
+    )
+    names = [name for name in there | here if there.get(name) != here.get(name)]
+    return "; ".join(
+        f"{name!s:.{SHOWN}} is {there.get(name, 'absent')} there, {here.get(name, 'absent')} here"
+        for name in names[:NAMED]
+    )
 
 
 def check_optimizer(saved: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:

@@ -7,13 +7,12 @@ from typing import Any
 from mjfleet.config import to_dict
 from mjfleet.config.validation import SHOWN
 from mjfleet.errors import UserError
-from mjfleet.rl.checkpoint_files import OWN, shapes
+from mjfleet.rl.checkpoint_files import NAMED, OWN, misfit_of
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoints import about
 
 SETTINGS = ("class_name", "hidden_dims", "activation", "obs_normalization", "cnn_cfg")
 """What decides, besides sizes, what a network computes from its weights."""
-NAMED = 4  # How many differences a line names.
 LABELS = {"observes": "what it observes", "outputs": "the number of outputs"}
 
 
@@ -81,14 +80,10 @@ def _misfit(
     """
     if saved is None:
         return "that run has none"
-    then, now = shapes(saved), shapes(built)
-    why = []
+    misfit, why = misfit_of(saved, built), []
     for name, here in ours.items() if isinstance(theirs, dict) else ():
         there = theirs.get(name, here)
-        if there != here and (name in SETTINGS or then != now):
+        if there != here and (name in SETTINGS or misfit):
             label = LABELS.get(name, f"--agent.{part}.{name.replace('_', '-')}")
             why.append(f"{label} is {there!s:.{SHOWN}} there, {here!s:.{SHOWN}} here")
-    for key in then | now if not why else ():
-        if then.get(key) != now.get(key):
-            why.append(f"{key[:SHOWN]} is {then.get(key)} there, {now.get(key)} here")
-    return "; ".join(why[:NAMED])
+    return "; ".join(why[:NAMED]) or misfit

@@ -120,7 +120,10 @@ def find_trained(wanted: str, log_root: Path, task: str | None = None) -> Resume
     """
     named = read_run(find_run(wanted, wanted, log_root, task=task), wanted)
     if not (name := task or named.task):
-        raise UserError(f"{named.path} does not name its task: type the task first.")
+        raise UserError(
+            f"{named.path} does not name its task, and is in no run directory: begin a run from it "
+            "by `train <task> --resume`, or play it by `play <task> --resume`."
+        )
     check_task(named, name, flag="")
     return replace(named.trained(), task=name)
 

@@ -60,6 +60,7 @@ class RunDirectory:
     Attributes:
         path: the directory.
         checkpoint: where training continues from; a new run has its own copy of its parent's.
+        copied: the file of the parent that `checkpoint` is a copy of.
         task_hash: of the task's code.
     """
 
@@ -68,6 +69,7 @@ class RunDirectory:
     ) -> None:
         """See `create` and `reopen`; `before` is the content of run.json, None of a new run."""
         self.path, self._lock, self.checkpoint = path.absolute(), lock, attempt.checkpoint
+        self.copied = attempt.checkpoint
         self.task_hash = ""
         self._made = made  # The folders that were made for this attempt, parents last.
         self._logs: Path | None = None  # That of the workers' output, if it is one of these.

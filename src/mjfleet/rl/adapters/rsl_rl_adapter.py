@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from mjfleet.config import AgentConfig
 from mjfleet.errors import UserError
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.rl.checkpoint_files import matrices, read_checkpoint, shapes
+from mjfleet.rl.checkpoint_files import misfit_of, read_checkpoint
 
 
 class _Holder(Algorithm):
@@ -138,10 +138,9 @@ class Distillation(_Holder):
         assert agent.teacher
         path, built = Path(agent.teacher.checkpoint or ""), self._raw_critic.state_dict()
         saved = read_checkpoint(path)["actor_state_dict"]
-        if shapes(saved) != shapes(built):
+        if misfit := misfit_of(saved, built):
             raise UserError(
-                f"the teacher {path} does not fit what it observes in this task: it is "
-                f"{matrices(saved)}, and should be {matrices(built)}."
+                f"the teacher {path} does not fit what it observes in this task: {misfit}."
             )
         self._raw_critic.load_state_dict(saved)
         self._is_taught = True
