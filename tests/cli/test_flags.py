@@ -89,7 +89,9 @@ def test_an_unknown_flag_is_answered_by_a_similar_one(
     with pytest.raises(SystemExit) as ended:
         train([TASK, flag, "3", "--dry-run"])
     assert ended.value.code == 2
-    assert re.search(rf"Perhaps you meant:.* {ours}[ ,]", capsys.readouterr().err, flags=re.DOTALL)
+    answer = capsys.readouterr().err
+    assert re.search(rf"Perhaps you meant:.* {ours}[ ,]", answer, flags=re.DOTALL)
+    assert answer.splitlines()[-1].startswith("docs/migrate.md says what replaces the flags")
 
 
 def test_lists_are_words_and_none_is_a_value() -> None:

@@ -22,6 +22,7 @@ PARSERS = tyro.constructors.ConstructorRegistry()
 HELP = frozenset({"-h", "--help", "--help-all"})
 LIST_FLAGS = "--list-flags"
 """Makes any command print its flags and the words that each may have, for completion."""
+OTHER_STACKS = "docs/migrate.md says what replaces the flags of mjlab, Isaac Lab and others."
 SHORT = {
     "env.num_envs": "num_envs",
     "agent.seed": "seed",
@@ -55,10 +56,15 @@ def parse_flags(
                 print(*as_words(leaf.name, False))
         sys.exit()
     words = ["--help"] if HELP & set(flags) else flags
-    return tyro.cli(
-        kind, prog=prog, description=description, args=words, default=default, registry=PARSERS,
-        config=(tyro.conf.AvoidSubcommands,),
-    )  # fmt: skip
+    try:
+        return tyro.cli(
+            kind, prog=prog, description=description, args=words, default=default, registry=PARSERS,
+            config=(tyro.conf.AvoidSubcommands,),
+        )  # fmt: skip
+    except SystemExit as end:
+        if end.code and prog.startswith(("train ", "play ")):
+            print(OTHER_STACKS, file=sys.stderr)
+        raise
 
 
 def parse_known(
