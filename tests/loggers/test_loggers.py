@@ -71,18 +71,6 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("mjfleet")]
 
 
-@pytest.mark.parametrize(("numbers", "lost"), [((1, 2, 3, 5), 1), ((4, 5), 0), ((), 5), (None, 0)])
-def test_rows_that_a_resumed_run_has_lost_are_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, numbers: tuple[int, ...] | None, lost: int
-) -> None:
-    if numbers is not None:
-        lines = ["iteration,mean_return", *(f"{number},1.5" for number in numbers), "6,cut off"]
-        (tmp_path / "metrics.csv").write_text("\n".join(lines))
-    log(tmp_path, CSV, {"iteration": 6, "mean_return": 1.5}, resumed_from=5)
-    warning = f"lacks the rows of {lost} iterations"
-    assert [warning in text for text in warnings_in(caplog)] == [True] * bool(lost)
-
-
 def test_files_hold_each_value_and_nothing_for_an_unknown_one(tmp_path: Path) -> None:
     log(tmp_path, FILES)
     assert [row["mean_return"] for row in read_csv(tmp_path)] == ["", "12.5"]
@@ -313,24 +301,6 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     monkeypatch.setattr(csv_logger, "read_rows", read)
     yield has_answered.set
     has_answered.set()
-
-
-def test_a_logger_that_is_too_slow_drops_rows_counts_them_and_holds_up_no_other(
-    tmp_path: Path,
-    hanging: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(logger_group, "QUEUE_SIZE", 5)
-    with LoggerGroup(tmp_path, FILES, {}) as loggers:
-        for row in values(range(1, 9), 1.0):
-            write_and_wait(loggers, tmp_path, row)
-        hanging()
-    assert [row["iteration"] for row in read_csv(tmp_path)] == ["1", "2", "3", "4", "5"]
-    assert [step for step, _ in read_scalars(tmp_path, "value")] == [*range(1, 9)]
-    (warning,) = warnings_in(caplog)
-    assert "metrics.csv" in warning
-    assert " 3 rows" in warning
 
 
 @pytest.mark.usefixtures("hanging")

@@ -42,7 +42,7 @@ class CsvLogger(Logger):
     def _save(self) -> None:
         try:
             if self._length is None:
-                self._begin()
+                self._replace(*read_rows(self._path, self._resumed_from))
             while self._waiting:
                 row = self._waiting[0]
                 if new := [name for name in row if name not in self._columns]:
@@ -55,15 +55,6 @@ class CsvLogger(Logger):
                 self._has_warned = True
                 plan = "not written; training continues, and each row tries again"
                 logger.warning("%s: %s: %s", self._path.name, plan, error)
-
-    def _begin(self) -> None:
-        columns, rows = read_rows(self._path, self._resumed_from)
-        # A run that began from another one's checkpoint has no rows of its iterations.
-        first = int(rows[0]["iteration"]) if rows else 1
-        lost = self._resumed_from + 1 - first - len(rows)
-        if lost > 0 and self._path.exists() and self._path.stat().st_size:
-            logger.warning("%s lacks the rows of %d iterations, which were lost", self._path, lost)
-        self._replace(columns, rows)
 
     def _replace(self, columns: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
         header = [dict(zip(columns, columns, strict=True))] if columns else []

@@ -20,7 +20,6 @@ from mjfleet.loggers.wandb_logger import WandbLogger
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.utils.console import in_a_line
 
-QUEUE_SIZE = 10_000  # Rows and files that may wait for a logger before newer ones are dropped.
 CLOSE_SECONDS = 30.0  # How long all loggers together may take to store the rest of a run.
 FAILED_SECONDS = 3.0  # The same after a failure, whose message the user waits for.
 SETTLE_SECONDS = 1.0  # How long a checkpoint may wait for the rows of its iterations.
@@ -93,35 +92,27 @@ class LoggerGroup:
 class LoggerThread(Thread):
     """Runs a logger, so that training never waits for it.
 
-    Rows and files that do not fit into the queue are dropped and counted. A logger that fails, has
-    dropped something or does not finish in time causes one warning.
+    A logger that fails or does not finish in time causes one warning.
     """
 
     def __init__(self, name: str, wrapped: Logger) -> None:
         super().__init__(name=name, daemon=True)
         self.queue: SimpleQueue[Callable[[Logger], object] | None] = SimpleQueue()
-        self._logger, self._dropped, self._is_given_up = wrapped, 0, False
+        self._logger, self._is_given_up = wrapped, False
 
     def put(self, action: Callable[[Logger], object]) -> bool:
-        """Queue an action for the logger; return whether it has neither failed nor a full queue."""
+        """Queue an action for the logger; return whether it has not failed."""
         if self.ident is None:
             self.start()
-        if not self.is_alive():
-            return False
-        if is_full := self.queue.qsize() >= QUEUE_SIZE:
-            self._dropped += 1
-        else:
+        if is_alive := self.is_alive():
             self.queue.put(action)
-        return not is_full
+        return is_alive
 
     def end(self, seconds: float) -> None:
         """Wait until the logger is closed, at most for `seconds`. Then give it up."""
         try:
             self.join(seconds)
         finally:  # A second signal interrupts the wait.
-            if self._dropped:
-                warn = "%s was too slow for %d rows or files, which it lacks"
-                logger.warning(warn, self.name, self._dropped)
             if self.is_alive():
                 self._is_given_up = True
                 logger.warning("%s did not finish in time: %s", self.name, self._logger.abandon())
