@@ -80,8 +80,9 @@ def test_a_task_that_does_not_train_is_one_message(
 
 
 def test_a_mistake_is_one_message(refusal: Refusal) -> None:
-    message = refusal("tune", "cartpole-balance", "--seeds", "3")
-    assert "leave out --resume, --run-dir, --seeds" in message
+    for flag in ("--seeds", "--num-envs"):
+        message = refusal("tune", "cartpole-balance", flag, "3")
+        assert "leave out --resume, --run-dir, --seeds, --dry-run, --env.num-envs" in message
     assert "--gpu-ids 7" in refusal("tune", "cartpole-balance", "--gpu-ids", "7")
 
 

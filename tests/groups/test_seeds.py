@@ -148,6 +148,7 @@ def test_seeds_are_stopped_and_resumed_as_one(run: Run, tmp_path: Path) -> None:
     [
         (("--seeds",), "--seeds"),
         (("--seeds", "1", "2", "1"), "--seeds"),
+        (("--seeds", "1", "2", "--seed", "3"), "--agent.seed"),
         (("--seeds", "2", "--hosts", "a", "b"), "--hosts"),
         (("--per-run", "1"), "--seeds"),
     ],

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from mjfleet.bench.timed_training import train_timed
 from mjfleet.cli.train import configure
 from mjfleet.config import TrainConfig
-from mjfleet.config.flags import HELP
+from mjfleet.config.flags import HELP, typed_fields
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_line
@@ -45,9 +45,10 @@ def tune(arguments: Sequence[str]) -> int:
         print_line(USAGE)
         return 0 if arguments else 2
     found, config, resume = configure(arguments)
-    if resume or config.run_dir or config.seeds or config.dry_run:
-        flags = "--resume, --run-dir, --seeds and --dry-run"
-        raise UserError(f"tune measures new runs, and keeps none: leave out {flags}.")
+    is_sized = not typed_fields(arguments).isdisjoint({"env.num_envs", "total_envs"})
+    if resume or config.run_dir or config.seeds or config.dry_run or is_sized:
+        flags = "--resume, --run-dir, --seeds, --dry-run, --env.num-envs and --total-envs"
+        raise UserError(f"tune chooses the environments and keeps no run: leave out {flags}.")
     with StopRequest().installed(), TemporaryDirectory(prefix="mjfleet-tune-") as folder:
         fastest = choose(_measure(found, config, Path(folder)))
     print_line(f"fastest: --env.num-envs {fastest.num_envs}")

@@ -102,6 +102,8 @@ def configure(arguments: Sequence[str]) -> Chosen:
     config = parse_flags(TrainConfig, flags, f"train {found.name}", default)
     if "seeds" in typed and not config.seeds:
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")
+    if len(config.seeds) > 1 and "agent.seed" in typed:
+        raise UserError("--seeds, which names the seeds, and --agent.seed: give one.")
     config = settle(found, config, typed.__contains__)
     if sources.is_continued and sources.start.teacher != config.teacher:
         config = replace(config, teacher=None)  # The run has it in its configuration.
