@@ -37,6 +37,11 @@ from .conftest import drawn
 
 NUMBER: Any = 0.7  # In the place of a range.
 PLAIN: Any = {"torque": 0.0}  # In the place of a configuration.
+RNN = ActorConfig(class_name="RNNModel")
+
+
+def mirrored(**use: bool) -> PPOConfig:
+    return PPOConfig(symmetry_cfg=SymmetryConfig(data_augmentation_func="env:f", **use))
 
 
 def rollouts(num_envs: int, **agent: Any) -> None:
@@ -50,10 +55,7 @@ def rollouts(num_envs: int, **agent: Any) -> None:
         (lambda: EnvConfig(njmax=0), ["--env.njmax", "or None"]),
         (lambda: WeightsConfig(torque=float("nan")), ["--env.weights.torque is nan"]),
         (lambda: CommandConfig(forward=NUMBER), ["--env.command.forward is 0.7", "two finite"]),
-        (
-            lambda: VelocityConfig(weights=PLAIN),
-            ["--env.weights", "WeightsConfig"],
-        ),
+        (lambda: VelocityConfig(weights=PLAIN), ["--env.weights", "WeightsConfig"]),
         (lambda: PPOConfig(gamma=1.5), ["--agent.algorithm.gamma is 1.5", "between 0 and 1"]),
         (lambda: AgentConfig(run_name="a/b"), ["--agent.run-name is 'a/b'", "folder name"]),
         (lambda: AgentConfig(logger=("wandb", "none")), ["--agent.logger is", "`none` alone"]),
@@ -61,32 +63,15 @@ def rollouts(num_envs: int, **agent: Any) -> None:
         (lambda: WandbConfig(tags=("a", "")), ["--agent.wandb.tags", "1 to 64 letters"]),
         (lambda: ObsGroups(critic=()), ["--agent.obs-groups.critic"]),
         (lambda: TrainConfig(gpu_ids=[0] * 10**6), ["--gpu-ids", "1 to 1024 GPU indices"]),
-        (
-            lambda: rollouts(1, num_steps_per_env=2),
-            ["--agent.algorithm.num-mini-batches is 4", "2 samples"],
-        ),
-        (
-            lambda: rollouts(3, actor=ActorConfig(class_name="RNNModel")),
-            ["--agent.algorithm.num-mini-batches is 4", "3 environments"],
-        ),
+        (lambda: rollouts(1, num_steps_per_env=2), ["num-mini-batches is 4", "2 samples"]),
+        (lambda: rollouts(3, actor=RNN), ["num-mini-batches is 4", "3 environments"]),
         (lambda: rollouts(1, num_steps_per_env=1), ["one sample"]),
         (
-            lambda: AgentConfig(
-                actor=ActorConfig(class_name="RNNModel"),
-                algorithm=PPOConfig(
-                    symmetry_cfg=SymmetryConfig(
-                        data_augmentation_func="env:f", use_mirror_loss=True
-                    )
-                ),
-            ),
+            lambda: AgentConfig(actor=RNN, algorithm=mirrored(use_mirror_loss=True)),
             ["symmetry", "MLPModel"],
         ),
         (
-            lambda: SymmetryConfig(
-                data_augmentation_func="env:f",
-                use_equivariant_networks=True,
-                use_data_augmentation=True,
-            ),
+            lambda: mirrored(use_equivariant_networks=True, use_data_augmentation=True),
             ["use-equivariant-networks", "without use-data-augmentation"],
         ),
     ],

@@ -9,32 +9,18 @@ from mjfleet.registry import bundled_tasks, discover, find_task
 
 from .conftest import write_task
 
-CONFIG = """
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def config(name: str) -> str:
+    return f"""
 from mjfleet.config import EnvConfig, Task
-TASKS = {{"{name}": Task(summary="{summary}", env=EnvConfig(), env_class="env:Thing")}}
+TASKS = {{"{name}": Task(summary="A task.", env=EnvConfig(), env_class="env:Thing")}}
 """
 
 
-def config(name: str, summary: str = "A task.") -> str:
-    return CONFIG.format(name=name, summary=summary)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def test_bundled_tasks_are_found_anywhere() -> None:
-    tasks = discover({}).tasks
-    assert {"cartpole-balance", "cartpole-swingup"} <= set(tasks)
-    assert tasks["cartpole-balance"].folder == bundled_tasks() / "cartpole"
-
-
-def test_folders_are_searched_in_order(elsewhere: Path, tmp_path: Path) -> None:
-    write_task(elsewhere / "tasks", "near", config("near"))
+def test_folders_are_searched_in_order(tmp_path: Path) -> None:
+    write_task(tmp_path / "tasks", "near", config("near"))
     write_task(tmp_path / "flag", "far", config("far"))
     write_task(tmp_path / "one", "a", config("first"))
     write_task(tmp_path / "two", "b", config("second"))
@@ -61,8 +47,8 @@ def test_the_same_folder_by_two_ways_is_one(monkeypatch: pytest.MonkeyPatch) -> 
     assert "cartpole-balance" in tasks
 
 
-def test_two_tasks_of_one_name_show_both_places(elsewhere: Path) -> None:
-    folder = write_task(elsewhere / "tasks", "mine", config("cartpole-balance"))
+def test_two_tasks_of_one_name_show_both_places(tmp_path: Path) -> None:
+    folder = write_task(tmp_path / "tasks", "mine", config("cartpole-balance"))
     with pytest.raises(UserError) as error:
         discover({})
     assert str(folder) in str(error.value)
@@ -87,14 +73,14 @@ def test_a_misspelt_task_suggests_the_nearest() -> None:
             "import mjfleet\n\nraise OSError('no disk')",
             r"(?s)config.py\", line 3.*raise OSError.*OSError: no disk",
         ),
-        (CONFIG.format(name="a/b", summary=""), "the task name 'a/b' must be a plain folder name"),
+        (config("a/b"), "the task name 'a/b' must be a plain folder name"),
         (config("thing").replace("EnvConfig()", "EnvConfig"), r"`env` .* an EnvConfig\("),
         (config("thing").replace('"env:Thing"', "EnvConfig"), "`env_class` .* `module:Class`"),
         (config("thing").replace(")}", ", agent={3: 4})}"), r"`agent` is {3: 4}.* an AgentConfig"),
     ],
 )
-def test_a_broken_folder_hides_no_other_task(elsewhere: Path, source: str, why: str) -> None:
-    folder = write_task(elsewhere / "tasks", "broken", source)
+def test_a_broken_folder_hides_no_other_task(tmp_path: Path, source: str, why: str) -> None:
+    folder = write_task(tmp_path / "tasks", "broken", source)
     registry = discover({})
     assert registry.find("cartpole-balance")
     with pytest.raises(UserError, match=why) as error:
@@ -111,18 +97,16 @@ def test_a_broken_folder_hides_no_other_task(elsewhere: Path, source: str, why: 
     ],
 )
 def test_code_that_cannot_be_imported_is_shown_where_it_fails(
-    elsewhere: Path, source: str, shown: list[str]
+    tmp_path: Path, source: str, shown: list[str]
 ) -> None:
-    folder = write_task(
-        elsewhere / "tasks", "broken", CONFIG.format(name="thing", summary=""), source
-    )
+    folder = write_task(tmp_path / "tasks", "broken", config("thing"), source)
     with pytest.raises(UserError) as error:
         discover({}).find("thing").load("env:Thing")
     with pytest.raises(UserError) as other_error:
-        find_task("thing", write_task(elsewhere / "tasks", "too", source))
+        find_task("thing", write_task(tmp_path / "tasks", "too", source))
     for file, message in (
         (folder / "env.py", str(error.value)),
-        (elsewhere / "tasks" / "too" / "config.py", str(other_error.value)),
+        (tmp_path / "tasks" / "too" / "config.py", str(other_error.value)),
     ):
         assert message.count("\n") <= 6
         for words in (str(file), *shown):
@@ -143,9 +127,8 @@ def test_a_task_folder_where_its_parent_belongs_is_named() -> None:
 
 def test_folders_of_one_name_keep_their_modules_apart(tmp_path: Path) -> None:
     for number in (1, 2):
-        write_task(
-            tmp_path / str(number), "robot", config(f"robot-{number}"), f"Thing = 'thing {number}'"
-        )
+        env = f"Thing = 'thing {number}'"
+        write_task(tmp_path / str(number), "robot", config(f"robot-{number}"), env)
     found = discover({"MJFLEET_TASKS": f"{tmp_path}/1:{tmp_path}/2"})
     things = [found.find(f"robot-{n}").load("env:Thing") for n in (1, 2)]
     assert things == ["thing 1", "thing 2"]

@@ -12,14 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from mjfleet.cli.run_command import run_command
-from mjfleet.cli.train import train
 from mjfleet.rl.adapters.rl_games_adapter import RlGamesPPO
 from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
 from mjfleet.rl.algorithm import Algorithm
 
-from ..conftest import Run, only_run, rows
+from ..conftest import Output, Refusal, only_run, rows
 from .test_ppo import agent, learn
 from .test_ranks import weights
 
@@ -96,14 +94,13 @@ def test_each_goes_on_from_what_another_has_saved() -> None:
 
 @pytest.mark.parametrize("library", ["skrl", "rl_games"])
 def test_a_run_with_another_library_is_a_run_like_any(
-    library: str, run: Run, tmp_path: Path
+    library: str, output: Output, tmp_path: Path
 ) -> None:
-    result = run(
+    output(
         "train", "cartpole-balance", "--agent.library", library, "--env.num-envs", "16",
         "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8", "--eval-interval", "6",
         "--eval-envs", "2", "--agent.max-iterations", "6", "--agent.logger", "none",
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
     run_dir = only_run(tmp_path)
     assert library in json.loads((run_dir / "run.json").read_text())["versions"]
     last = rows(run_dir)[-1]
@@ -113,28 +110,19 @@ def test_a_run_with_another_library_is_a_run_like_any(
 
 
 @pytest.mark.parametrize(
-    ("library", "flags", "missing"),
+    ("library", "flags", "message"),
     [
-        ("skrl-jax", ("--agent.actor.class-name", "RNNModel"), None),
-        ("rl_games", ("--agent.algorithm.backprop", "autograd"), None),
-        ("rl_games", (), "rl_games"),
+        ("skrl-jax", ("--agent.actor.class-name", "RNNModel"), "RNNModel"),
+        ("rl_games", ("--agent.algorithm.backprop", "autograd"), "autograd"),
+        ("rl_games", (), "--extra rl-games"),
     ],
 )
 def test_what_cannot_be_is_refused(
-    library: str,
-    flags: tuple[str, ...],
-    missing: str | None,
-    tmp_path: Path,
+    library: str, flags: tuple[str, ...], message: str, refusal: Refusal,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if missing:
-        monkeypatch.setitem(sys.modules, missing, None)  # As if it were not installed.
-    arguments = ["cartpole-balance", "--agent.library", library, *flags]
-    assert run_command(train, arguments) == 2
-    message = capsys.readouterr().err
-    assert f"--agent.library {library}" in message
-    extra = "rl-games" if library == "rl_games" else "skrl"
-    assert (flags[-1] if flags else f"--extra {extra}") in message
-    assert not list(tmp_path.iterdir())
+) -> None:  # fmt: skip
+    if not flags:
+        monkeypatch.setitem(sys.modules, library, None)  # As if it were not installed.
+    shown = refusal("train", "cartpole-balance", "--agent.library", library, *flags)
+    assert f"--agent.library {library}" in shown
+    assert message in shown

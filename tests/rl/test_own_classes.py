@@ -18,7 +18,7 @@ from mjfleet.rl.ppo import PPO
 from mjfleet.runs.config_yaml import from_file
 from mjfleet.runs.own_runs import Note
 
-from ..conftest import REPOSITORY, SMALL, Run, copy_task, rows
+from ..conftest import REPOSITORY, SMALL, Output, Run, copy_task, only_run, rows
 
 PAGE = (REPOSITORY / "docs" / "networks.md").read_text()
 PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
@@ -94,6 +94,7 @@ class CameraEnv(CartpoleEnv):
         return {}
 '''
 FAST = ("--agent.algorithm.num-learning-epochs", "2", "--agent.save-interval", "1", "--plain")
+FEW = ("--env.num-envs", "2", "--episodes", "2")
 ALONE = ("--cpu-workers", "1")
 OWN = (
     *("--agent.actor.class-name", "nets:Residual", "--agent.critic.class-name", "nets:Normed"),
@@ -121,19 +122,18 @@ TASKS["pole-camera"] = Task(
     return find_task("pole-balance", folder)
 
 
-def train(run: Run, task: str, iterations: int, *more: str) -> str:
-    done = run("train", task, *SMALL, *FAST, "--agent.max-iterations", str(iterations), *more)
-    assert done.returncode == 0, (done.stdout, done.stderr)
-    return done.stdout
+def train(output: Output, task: str, iterations: int, *more: str) -> str:
+    return output("train", task, *SMALL, *FAST, "--agent.max-iterations", str(iterations), *more)
 
 
+@pytest.mark.usefixtures("pole")
 def test_classes_of_a_task_train_resume_play_and_are_exported(
-    pole: FoundTask, run: Run, tmp_path: Path
+    output: Output, run: Run, tmp_path: Path
 ) -> None:
-    said = train(run, "pole-balance", 2, "--cpu-workers", "2", *OWN)
+    said = train(output, "pole-balance", 2, "--cpu-workers", "2", *OWN)
     assert "slower" in said
-    (run_dir,) = (tmp_path / "logs/pole-balance").iterdir()
-    assert "continues in place" in train(run, "pole-balance", 3, "--resume", "latest", *ALONE)
+    run_dir = only_run(tmp_path, "pole-balance")
+    assert "continues in place" in train(output, "pole-balance", 3, "--resume", "latest", *ALONE)
     written = rows(run_dir)
     assert [row["iteration"] for row in written] == ["1", "2", "3"]
     assert float(written[0]["loss/entropy_coef"]) == pytest.approx(0.005 * 0.99)
@@ -142,9 +142,8 @@ def test_classes_of_a_task_train_resume_play_and_are_exported(
     }
     state = torch.load(run_dir / "checkpoints/model_3.pt", weights_only=True)
     assert "around.weight" in state["actor_state_dict"]
-    few = ("--env.num-envs", "2", "--episodes", "2")
-    assert run("play", "pole-balance", "--resume", "latest", *few).returncode == 0
-    assert run("mjfleet", "export", "latest").returncode == 0
+    output("play", "pole-balance", "--resume", "latest", *FEW)
+    output("mjfleet", "export", "latest")
     refused = run("mjfleet", "export", "latest", "--format", "torchscript")
     assert (refused.returncode, "as_jit()" in refused.stderr) == (2, True)
 
@@ -187,16 +186,16 @@ def test_our_ppo_trains_what_has_rsl_rls_forward_pass(
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "nets:Fast"])
+@pytest.mark.usefixtures("pole")
 def test_a_distribution_that_is_no_gaussian_learns_and_is_played(
-    algorithm: str, pole: FoundTask, run: Run, tmp_path: Path
+    algorithm: str, output: Output, tmp_path: Path
 ) -> None:
     betas = ("--agent.actor.class-name", "nets:Betas", "--agent.algorithm.name", algorithm)
-    train(run, "pole-balance", 2, *betas)
-    (run_dir,) = (tmp_path / "logs/pole-balance").iterdir()
+    train(output, "pole-balance", 2, *betas)
+    run_dir = only_run(tmp_path, "pole-balance")
     # That of a Beta distribution on [-1, 1] with a single peak is less than a uniform one's.
     assert all(0 < float(row["action_std"]) < 0.58 for row in rows(run_dir))
-    few = ("--env.num-envs", "2", "--episodes", "2")
-    assert run("play", "pole-balance", "--resume", "latest", *few).returncode == 0
+    output("play", "pole-balance", "--resume", "latest", *FEW)
 
 
 MORE_FIELDS = """
@@ -221,18 +220,17 @@ TASKS["pole-balance"] = replace(OLD, agent=PULL)
 
 
 def test_fields_of_ones_own_reach_ones_own_class_alone(
-    pole: FoundTask, run: Run, tmp_path: Path
+    pole: FoundTask, output: Output, tmp_path: Path
 ) -> None:
-    train(run, "pole-balance", 1, "--run-dir", "old")
+    train(output, "pole-balance", 1, "--run-dir", "old")
     with (pole.folder / "config.py").open("a") as file:
         file.write(MORE_FIELDS)
-    few = ("--env.num-envs", "2", "--episodes", "2", "--resume", "old")
-    assert run("play", "pole-balance", *few).returncode == 0
-    assert run("mjfleet", "export", "old").returncode == 0
-    train(run, "pole-balance", 2, "--resume", "old")
+    output("play", "pole-balance", "--resume", "old", *FEW)
+    output("mjfleet", "export", "old")
+    train(output, "pole-balance", 2, "--resume", "old")
     for name in ("Pulled", "Named"):
         flags = ("--agent.algorithm.name", f"nets:{name}", "--agent.algorithm.pull", "0.25")
-        train(run, "pole-balance", 1, *flags, "--run-dir", name)
+        train(output, "pole-balance", 1, *flags, "--run-dir", name)
         assert [row["loss/pull"] for row in rows(tmp_path / name)] == ["0.25"]
 
 
@@ -248,19 +246,22 @@ def test_a_file_names_classes_of_the_task_and_those_of_a_run_begun_here(pole: Fo
 
 
 @pytest.mark.usefixtures("pole")
-def test_workers_share_the_statistics_of_batch_normalisation(run: Run, tmp_path: Path) -> None:
+def test_workers_share_the_statistics_of_batch_normalisation(
+    output: Output, tmp_path: Path
+) -> None:
     batched = ("--agent.actor.class-name", "nets:Batched", "--agent.critic.class-name")
-    train(run, "pole-balance", 2, *batched, "nets:Batched", "--cpu-workers", "2")
+    train(output, "pole-balance", 2, *batched, "nets:Batched", "--cpu-workers", "2")
     (checkpoint,) = tmp_path.glob("logs/*/*/checkpoints/model_2.pt")
     seen = torch.load(checkpoint, weights_only=True)["actor_state_dict"]["mlp.1.running_var"]
     assert (seen != 1).all()
 
 
-def test_images_are_seen_by_convolutions(pole: FoundTask, run: Run, tmp_path: Path) -> None:
-    said = train(run, "pole-camera", 2)
+@pytest.mark.usefixtures("pole")
+def test_images_are_seen_by_convolutions(output: Output, run: Run, tmp_path: Path) -> None:
+    said = train(output, "pole-camera", 2)
     assert "CNNModel" in said
-    assert "continues in place" in train(run, "pole-camera", 3, "--resume", "latest")
-    assert run("mjfleet", "export", "latest").returncode == 0
+    assert "continues in place" in train(output, "pole-camera", 3, "--resume", "latest")
+    output("mjfleet", "export", "latest")
     for flags, words in (
         (("--agent.actor.class-name", "MLPModel"), "'camera'"),
         (("--agent.actor.cnn-cfg.kernel-size", "5", "4"), "Kernel size: (4 x 4)"),

@@ -14,7 +14,7 @@ from mjfleet.runs import task_snapshot
 from mjfleet.runs.own_runs import add_note
 from mjfleet.runs.task_snapshot import changes_since, own_snapshot, read_code
 
-from ..conftest import Run, copy_task, only_run
+from ..conftest import Output, Run, copy_task, only_run
 
 
 @pytest.fixture
@@ -119,21 +119,19 @@ def test_an_incomplete_snapshot_is_refused(folder: Path, tmp_path: Path) -> None
 
 
 def test_commands_say_that_the_code_has_changed_and_use_it_as_it_was(
-    run: Run, tmp_path: Path
+    run: Run, output: Output, tmp_path: Path
 ) -> None:
     task = copy_task(tmp_path / "tasks", "mine")
     config = task / "config.py"
     few = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8")
-    result = run("train", "mine-balance", *few, "--agent.max-iterations", "1")
-    assert result.returncode == 0, result.stderr
+    output("train", "mine-balance", *few, "--agent.max-iterations", "1")
     run_dir = only_run(tmp_path, "mine-balance")
     (kept,) = (run_dir / "task").iterdir()
     assert read_code(kept) == read_code(task)
 
     play = ("play", "mine-balance", "--resume", "latest", "--episodes", "8")
-    before = run(*play)
-    assert before.returncode == 0, before.stderr
-    assert "changed since" not in before.stdout
+    before = output(*play)
+    assert "changed since" not in before
     # The new code does not know a number of the configuration any more, and pays nothing.
     env = task / "env.py"
     env.write_text(env.read_text().replace("swing_up", "hangs").replace("1) / 2", "1) / 3"))
@@ -142,20 +140,15 @@ def test_commands_say_that_the_code_has_changed_and_use_it_as_it_was(
     assert after.returncode == 2
     assert "has changed since model_1.pt: config.py, env.py" in after.stdout
     assert "swing_up" in after.stderr
-    as_it_was = run(*play, "--as-trained")
-    assert as_it_was.returncode == 0, as_it_was.stderr
-    assert as_it_was.stdout.splitlines()[1:] == before.stdout.splitlines()
+    assert output(*play, "--as-trained").splitlines()[1:] == before.splitlines()
 
     # A run that continues with other code says so, and keeps that, too.
     resume = ("train", "mine-balance", "--resume", "latest", "--agent.max-iterations", "2")
     assert "its config.yaml: unknown key `env.swing_up`" in run(*resume).stderr
-    as_it_was = run(*resume, "--as-trained", "--dry-run")
-    assert (as_it_was.returncode, "as it was when" in as_it_was.stdout) == (0, True)
+    assert "as it was when" in output(*resume, "--as-trained", "--dry-run")
     settings = run_dir / "config.yaml"
     settings.write_text(settings.read_text().replace("  swing_up: false\n", ""))
-    result = run(*resume)
-    assert result.returncode == 0, result.stderr
-    assert "has changed since model_1.pt" in result.stdout
+    assert "has changed since model_1.pt" in output(*resume)
     assert len([*(run_dir / "task").iterdir()]) == 2
     one = (*play, "--as-trained", "--resume", f"{run_dir}/checkpoints/model_1.pt")
-    assert run(*one).stdout.splitlines()[2:] == before.stdout.splitlines()[1:]
+    assert output(*one).splitlines()[2:] == before.splitlines()[1:]

@@ -15,7 +15,7 @@ from mjfleet.errors import UserError
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.runs.run_lookup import find_run
 
-from ..conftest import Run, only_run, rows
+from ..conftest import Output, only_run, rows
 from ..helpers.wandb_server import Version, WandbServer
 from ..loggers.recorded import records
 from .test_resume import SIX, TASK
@@ -49,9 +49,9 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
 
 
 def test_a_run_goes_on_from_what_its_logger_has_uploaded(
-    run: Run, server: WandbServer, tmp_path: Path
+    output: Output, server: WandbServer, tmp_path: Path
 ) -> None:
-    assert run("train", TASK, *SIX, "--agent.save-interval", "3").returncode == 0
+    output("train", TASK, *SIX, "--agent.save-interval", "3")
     original = only_run(tmp_path)
     agent = AgentConfig(logger=("wandb",), wandb=WandbConfig(mode="offline", checkpoints=True))
     with LoggerGroup(original, agent, {}) as loggers:
@@ -69,9 +69,7 @@ def test_a_run_goes_on_from_what_its_logger_has_uploaded(
 
     word = f"wandb:team/poles/{server.run}"
     (tmp_path / "logs").rename(tmp_path / "elsewhere")
-    resumed = run("train", TASK, "--resume", f"{word}:model_3")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "continues in place" in resumed.stdout
+    assert "continues in place" in output("train", TASK, "--resume", f"{word}:model_3")
     run_dir = only_run(tmp_path, "poles")
     assert run_dir.name == f"{server.run}_model_3"
     assert [int(row["iteration"]) for row in rows(run_dir)] == [4, 5, 6]

@@ -15,13 +15,10 @@ import pytest
 import yaml
 
 from mjfleet.errors import UserError
-from mjfleet.registry import discover
 from mjfleet.runs.run_json import read_record
-from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.command import sweep
-from mjfleet.sweep.study import Study
 
-from ..conftest import MODULES, PATIENCE, Output, Run, only_run, rows
+from ..conftest import MODULES, PATIENCE, Output, Refusal, Run, only_run, rows
 
 TASK, ITERATIONS = "cartpole-balance", 8
 FLAGS = (
@@ -60,12 +57,13 @@ def test_mistakes_get_one_message_and_nothing_is_created(
         "my sql://me:pass@db.lab/sweeps", "mysql://me:pass@db.lab:port/sweeps",
     ],
 )  # fmt: skip
-def test_a_url_with_a_password_is_refused_without_being_shown(storage: str) -> None:
-    found = discover({}).find(TASK)
-    with pytest.raises(UserError, match="leave the password out") as error:
-        Study(SweepArguments(try_=SPACE[1:], storage=storage), found, found.defaults())
-    assert storage not in str(error.value)
-    assert ":pass" not in str(error.value)
+def test_a_url_with_a_password_is_refused_without_being_shown(
+    refusal: Refusal, storage: str
+) -> None:
+    message = refusal("sweep", TASK, *SPACE, "--storage", storage)
+    assert "leave the password out" in message
+    assert storage not in message
+    assert ":pass" not in message
 
 
 def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(output: Output, here: Path) -> None:
