@@ -108,13 +108,16 @@ def starts(env: Env[Any]) -> np.ndarray:
     return torch.cat(drawn).numpy()
 
 
-def oracle_starts(oracle: Any) -> np.ndarray:
-    """Return the same of dm_control's episodes."""
+def check_starts(env: Env[Any], oracle: Any) -> None:
+    """Check that dm_control's episodes start from the same distributions."""
     rows = []
     for _ in range(STATES):
         first, data = oracle.reset(), oracle.physics.data
         rows.append(np.concatenate((data.qpos, data.qvel, observed(first))))
-    return np.stack(rows)
+    for ours, theirs in zip(starts(env).T, np.stack(rows).T, strict=True):
+        if oracle.physics.model.name != "hopper" or ours.any():  # Touch is 0 before the first step.
+            result: Any = ks_2samp(ours, theirs)
+            assert result.pvalue > 1e-4
 
 
 @pytest.mark.parametrize(
@@ -128,10 +131,7 @@ def test_steps_and_starts_are_those_of_dm_control(
     seconds = signature(definition(name)).parameters["time_limit"].default
     assert round(seconds / env.step_dt) == env.max_episode_length == 1000
     if name == DOMAINS[name.partition("-")[0]]:  # The others begin likewise.
-        for ours, theirs in zip(starts(env).T, oracle_starts(oracle).T, strict=True):
-            if name != "hopper-stand" or ours.any():  # Touch is 0 before the first step.
-                result: Any = ks_2samp(ours, theirs)
-                assert result.pvalue > 1e-4
+        check_starts(env, oracle)
     assert largest_error(env, oracle) < 1e-6
 
     (group,) = describe(env, ("actor",))["observations"]
@@ -141,6 +141,23 @@ def test_steps_and_starts_are_those_of_dm_control(
     with torch.inference_mode(), no_host_synchronisation(monkeypatch):
         *_, extras = env.step(env.action)
     assert extras["time_outs"].all()
+
+
+@pytest.mark.parametrize("name", ["cartpole-balance", "cartpole-swingup"])
+def test_the_cart_pole_is_that_of_dm_control_at_a_fifth_of_its_rate(
+    name: str, load: Callable[[str], Any]
+) -> None:
+    cfg, oracle = BUNDLED[name].task.env, load(name)
+    env = build_env(name, replace(cfg, num_envs=STATES, decimation=1), 1)
+    assert env.step_dt == pytest.approx(oracle.control_timestep())
+    assert env.sim.qvel.std() == pytest.approx(0.01, rel=0.1)
+    check_starts(env, oracle)
+    oracle.physics.model.opt.integrator = env.sim.model.opt.integrator
+    assert largest_error(env, oracle) < 1e-6
+    env = build_env(name, replace(cfg, num_envs=2), 1)
+    assert (env.step_dt, env.max_episode_length) == (pytest.approx(0.05), 1000)
+    env.apply(torch.tensor([[1.0], [7.0]]))  # An action beyond the range pushes no harder.
+    assert env.sim.ctrl.flatten().tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", DOMAINS.values())
