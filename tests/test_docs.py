@@ -24,7 +24,7 @@ from mjfleet.tools.check_task.command import examine
 from mjfleet.tools.check_task.examine import Examination
 
 from .bench.tiny import run_script
-from .conftest import REPOSITORY, Output
+from .conftest import REPOSITORY, Output, write_task
 from .loggers.test_console_logger import make_row
 from .tools.own_robots import CART
 from .tools.test_play import column
@@ -316,10 +316,7 @@ def test_files_that_the_documentation_names_exist() -> None:
 
 def test_the_task_of_the_readme_has_no_mistakes(tmp_path: Path) -> None:
     env, config = (text for language, text in BLOCK.findall(README) if language == "python")
-    folder = tmp_path / "upright"
-    folder.mkdir()
-    (folder / "env.py").write_text(env)
-    (folder / "config.py").write_text(config)
-    shutil.copy(REPOSITORY / "tasks/cartpole/cartpole.xml", folder / "model.xml")
+    model = (REPOSITORY / "tasks/cartpole/cartpole.xml").read_text()
+    write_task(tmp_path, "upright", config, env, model)
     found = discover({}, str(tmp_path)).tasks["upright"]
     assert_no_mistakes(found, found.task.env_class)

@@ -39,7 +39,11 @@ def make_runner(capture: Any, found: Any = SWINGUP) -> Runner:
     return Runner(env, agent, "cpu", 1, found.load, capture=capture)
 
 
-def learned(runner: Runner, between: Between = lambda runner, iteration: None) -> Any:
+def nothing(runner: Runner, iteration: int) -> None:
+    pass
+
+
+def learned(runner: Runner, between: Between = nothing) -> Any:
     """Train; return what was measured and learned."""
     rows: list[Any] = []
 
@@ -52,16 +56,18 @@ def learned(runner: Runner, between: Between = lambda runner, iteration: None) -
     return repr(rows), [v.tolist() for n in networks for v in n.state_dict().values()]
 
 
-def assert_same(caplog: pytest.LogCaptureFixture, found: Any) -> None:
-    """Assert that learning by graphs is learning by calls."""
-    results = []
-    for by_graphs in (True, False):
-        stub = CudaGraphStub()
-        results.append(learned(make_runner(stub.capture if by_graphs else refuse, found)))
-        if by_graphs:
-            assert not caplog.records, caplog.text
-            assert [graph.replays > 1 for graph in stub.graphs] == [True, True]
-    assert results[0] == results[1]
+def assert_same(
+    caplog: pytest.LogCaptureFixture,
+    found: Any = SWINGUP,
+    between: Between = nothing,
+    graphs: int = 2,
+) -> None:
+    """Assert that learning by so many graphs is learning by calls."""
+    stub = CudaGraphStub()
+    by_graphs = learned(make_runner(stub.capture, found), between)
+    assert not caplog.records, caplog.text
+    assert [graph.replays > 1 for graph in stub.graphs] == [True] * graphs
+    assert learned(make_runner(refuse, found), between) == by_graphs
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -77,18 +83,14 @@ def test_updates_in_mixed_precision(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.slow
-def test_a_number_that_is_changed_in_the_algorithm_is_captured_anew() -> None:
+def test_a_number_that_is_changed_in_the_algorithm_is_captured_anew(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def between(runner: Runner, iteration: int) -> None:
         if iteration == 3:
             runner.alg.entropy_coef = 0.5
 
-    results, graphs = [], 0
-    for by_graphs in (True, False):
-        stub = CudaGraphStub()
-        results.append(learned(make_runner(stub.capture if by_graphs else refuse), between))
-        graphs += len(stub.graphs)
-    assert results[0] == results[1]
-    assert graphs == 4  # Two before the change, and two after it.
+    assert_same(caplog, between=between, graphs=4)  # Two before the change, and two after it.
 
 
 @pytest.mark.parametrize("fault", ["late", "host", "other"])
@@ -135,12 +137,7 @@ def test_a_checkpoint_is_loaded_between_replays(caplog: pytest.LogCaptureFixture
             runner.alg.load(saved, {"actor": True, "critic": True, "optimizer": True}, strict=True)
 
     saved: dict[str, Any] = {}
-    results = []
-    for by_graphs in (True, False):
-        capture = CudaGraphStub().capture if by_graphs else refuse
-        results.append(learned(make_runner(capture), between))
-        assert by_graphs == (not caplog.records)
-    assert results[0] == results[1]
+    assert_same(caplog, between=between, graphs=4)
 
 
 def test_no_gradient_of_another_stream_is_alive_when_a_capture_begins() -> None:

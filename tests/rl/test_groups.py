@@ -188,18 +188,11 @@ def test_what_grpo_cannot_do_is_refused_by_name(words: str) -> None:
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--env.num-envs", "20"), ("group-size is 8", "20 environments")),
-        (("--total-envs", "24", "--cpu-workers", "2"), ("group-size is 8", "12 environments")),
-    ],
-)
-def test_groups_divide_the_environments_of_a_worker(
-    refusal: Refusal, flags: tuple[str, ...], words: tuple[str, ...]
-) -> None:
-    message = refusal("train", NAME, "--agent.algorithm.name", "grpo", *flags)
-    assert all(word in message for word in words), message
+def test_groups_divide_the_environments_of_a_worker(refusal: Refusal) -> None:
+    flags = ("--agent.algorithm.name", "grpo", "--total-envs", "24", "--cpu-workers", "2")
+    message = refusal("train", NAME, *flags)
+    assert "group-size is 8" in message
+    assert "12 environments" in message
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_the_room_for_contacts_and_what_was_needed_are_the_largest_of_all_ranks(
     assert {name: row[name] for name in numbers} == numbers | {"nconmax": 32}
 
 
-@pytest.mark.parametrize("lacks", [None, *READINGS])
+@pytest.mark.parametrize("lacks", [None, "nvmlInit", *READINGS])
 def test_a_reading_that_nvml_lacks_is_unknown_and_the_others_are_taken(
     monkeypatch: pytest.MonkeyPatch, lacks: str | None
 ) -> None:
@@ -112,25 +112,18 @@ def test_a_reading_that_nvml_lacks_is_unknown_and_the_others_are_taken(
     def fail(*_: Any) -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    for name, value in READINGS.items():
-        monkeypatch.setattr(pynvml, name, fail if name == lacks else lambda *_, value=value: value)
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    def is_there(name: str) -> bool:
+        return lacks not in (name, "nvmlInit")  # Without NVML, none of its functions works.
+
+    for name, value in {"nvmlInit": None, **READINGS}.items():
+        given = (lambda *_, value=value: value) if is_there(name) else fail
+        monkeypatch.setattr(pynvml, name, given)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
     properties = SimpleNamespace(uuid=f"without {lacks}")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     numbers = zip(READINGS, (2.0, 40.0, 50.0), strict=True)
-    expected = usage(*(math.nan if name == lacks else number for name, number in numbers))
+    expected = usage(*(number if is_there(name) else math.nan for name, number in numbers))
     assert str(read_usage("cuda:0")) == str(expected)  # NaN is not equal to itself.
-
-
-def test_without_nvml_the_usage_of_a_gpu_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", fail)
-    properties = SimpleNamespace(uuid="without NVML")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    assert str(read_usage("cuda:0")) == str(usage(*[math.nan] * 3))
 
 
 @pytest.mark.gpu

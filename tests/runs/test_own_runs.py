@@ -167,14 +167,6 @@ def test_without_a_state_folder_nothing_is_noted(
     assert replace(config, config=None) == begun
 
 
-def evil_run(tmp_path: Path, **values: Any) -> Path:
-    """A run directory whose config.yaml has these values."""
-    run_dir = Path(shutil.copytree(RUN, tmp_path / "logs" / TASK / RUN.name))
-    data = yaml.safe_load((run_dir / "config.yaml").read_text()) | values
-    (run_dir / "config.yaml").write_text(yaml.safe_dump(data))
-    return run_dir
-
-
 @pytest.mark.parametrize(
     ("command", "stops"),
     [
@@ -189,8 +181,10 @@ def test_tasks_of_somebody_else_run_only_if_a_flag_names_their_folder(
     ran = tmp_path / "ran"
     config = f"open({str(ran)!r}, 'w')\nTASKS = {{}}\n"
     tasks = write_task(tmp_path / "theirs", "evil", config).parent
-    folder = str(evil_run(tmp_path, tasks_dir=str(tasks)))
-    typed = [word.replace("{run}", folder) for word in command]
+    run_dir = Path(shutil.copytree(RUN, tmp_path / "logs" / TASK / RUN.name))
+    data = yaml.safe_load((run_dir / "config.yaml").read_text()) | {"tasks_dir": str(tasks)}
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(data))
+    typed = [word.replace("{run}", str(run_dir)) for word in command]
     result = run(*typed)
     assert result.returncode == (2 if stops else 0), result.stderr
     assert (f"--tasks-dir={tasks}" in result.stderr) == stops
