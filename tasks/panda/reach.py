@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import mujoco
 import numpy as np
 import torch
+from mujoco.batch import Batch
 
 from .arm import SPEED_LIMITS, PandaEnv
 from .config import ReachConfig
@@ -112,47 +113,24 @@ class ReachEnv(PandaEnv[ReachConfig]):
         They are poses of the hand at random angles of the joints, always the same ones.
         """
         model, cfg, rng = self.sim.model, self.cfg.pose, np.random.default_rng(0)
-        home = model.key("home").qpos[:7]
+        home, tcp = model.key("home").qpos[:7], model.site("tcp").id
         ranges = np.array((cfg.forward, cfg.left, cfg.up, cfg.tilt, cfg.tilt, cfg.turn)).T
+        batch = Batch(model, nsim=2 * POSES, nthread=torch.get_num_threads())
+        qpos, places, frames = (batch.bind(name) for name in ("qpos", "site_xpos", "site_xmat"))
         found: list[np.ndarray] = []
         for _ in range(100):
             angles = home + rng.uniform(-cfg.spread, cfg.spread, (2 * POSES, 7))
-            position, axes = hand_at(model, angles.clip(*model.jnt_range[:7].T))
+            qpos[:, :7] = angles.clip(*model.jnt_range[:7].T)
+            batch.forward(stage=mujoco.mjtStage.mjSTAGE_POS.value)
+            axes = frames[:, tcp].reshape(-1, 3, 3)
             x, y, z = np.moveaxis(axes, 2, 0) * [[[1]], [[-1]], [[-1]]]
             turns = np.arctan2(y[:, 2], z[:, 2]), np.arcsin(-x[:, 2]), np.arctan2(x[:, 1], x[:, 0])
-            commands = np.column_stack((position - self.centre, *turns))
+            commands = np.column_stack((places[:, tcp] - self.centre, *turns))
             fits = (ranges[0] <= commands) & (commands <= ranges[1])
             found.extend(commands[fits.all(axis=1)])
             if len(found) >= POSES:
                 break
         return np.array(found[:POSES])
-
-
-def hand_at(model: mujoco.MjModel, angles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the tool centre point is at these angles of the joints, `(n, 7)`, rad.
-
-    Returns:
-        Its positions in m, `(n, 3)`, and its axes, the columns of `(n, 3, 3)`, in the world's axes.
-    """
-    tcp = model.site("tcp")
-    chain = [int(tcp.bodyid[0])]
-    while chain[-1]:
-        chain.append(int(model.body_parentid[chain[-1]]))
-    frames = [(model.body_pos[body], model.body_quat[body], body) for body in chain[-2::-1]]
-    position, axes = np.zeros((len(angles), 3)), np.tile(np.eye(3), (len(angles), 1, 1))
-    for offset, quaternion, body in [*frames, (tcp.pos, tcp.quat, 0)]:
-        position = position + axes @ offset
-        rotation = np.zeros(9)
-        mujoco.mju_quat2Mat(rotation, quaternion)
-        axes = axes @ rotation.reshape(3, 3)
-        if body and model.body_jntnum[body]:
-            joint = int(model.body_jntadr[body])
-            across = np.cross(np.eye(3), model.jnt_axis[joint])
-            angle = angles[:, joint, None, None]
-            axes = axes @ (
-                np.eye(3) + np.sin(angle) * across + (1 - np.cos(angle)) * across @ across
-            )
-    return position, axes
 
 
 def pointing(turns: torch.Tensor) -> torch.Tensor:
