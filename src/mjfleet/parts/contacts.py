@@ -1,5 +1,6 @@
 """What touches what, and since when: contact sensors by name. Runs in a worker."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,6 @@ from mujoco import mjtConDataField, mjtObj, mjtSensor
 
 from mjfleet.env import Env
 from mjfleet.errors import UserError
-from mjfleet.parts.patterns import matcher
 
 KINDS = {"geom": mjtObj.mjOBJ_GEOM, "body": mjtObj.mjOBJ_BODY, "subtree": mjtObj.mjOBJ_XBODY}
 FOUND = 1 << mjtConDataField.mjCONDATA_FOUND.value
@@ -41,8 +41,8 @@ def add_contacts(
         label: begins the sensors' names, `contacts/FR_foot`, so that a model may have several sets.
 
     Raises:
-        UserError: an expression is none or matches nothing, two match the same name, `against` is
-            not in the model, or the model has such sensors already.
+        UserError: an expression matches nothing, two match the same name, `against` is not in the
+            model, or the model has such sensors already.
     """
     what, found = f"add_contacts({label!r})", dict[str, tuple[mjtObj, str]]()
     for pattern in [names] if isinstance(names, str) else names:
@@ -207,7 +207,7 @@ def _matches(
         kind, expression = "", pattern
     names = {"geom": [geom.name for geom in spec.geoms if geom.name]}
     names["body"] = names["subtree"] = [body.name for body in spec.bodies]
-    fits = expression.__eq__ if is_name else matcher(expression, what)
+    fits = expression.__eq__ if is_name else re.compile(expression).fullmatch
     kinds = [kind] if kind else ["body", "geom"]  # Of the same name, the last one counts.
     if found := {name: KINDS[one] for one in kinds for name in names[one] if fits(name)}:
         return found

@@ -1,7 +1,7 @@
 """Rays from a robot to what is around it, and the height scan. Runs in a worker."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import mujoco
@@ -192,9 +192,7 @@ def _find(sim: Simulation, frame: str) -> tuple[int, torch.Tensor, torch.Tensor]
 
 def _check_groups(model: mujoco.MjModel, body: int, given: Sequence[int]) -> tuple[int, ...]:
     """Return the groups; raise UserError unless rays hit geoms of them, but none of the robot's."""
-    groups = tuple(given) if isinstance(given, Iterable) else ()
-    if not groups or not {*groups} <= {*range(mujoco.mjNGROUP)}:
-        raise UserError(f"groups is {given!r}; it must be a tuple of one or more of 0 to 5.")
+    groups = tuple(given)
     has_material, alpha = model.geom_matid >= 0, model.geom_rgba[:, 3].copy()
     alpha[has_material] = model.mat_rgba[model.geom_matid[has_material], 3]
     group, root = model.geom_group.clip(0, mujoco.mjNGROUP - 1), model.body_rootid[body]

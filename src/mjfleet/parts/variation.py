@@ -1,6 +1,7 @@
 """Makes the models of the environments differ: `vary`, in a task's `setup`. Runs in a worker."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -11,7 +12,6 @@ import torch
 
 from mjfleet.env import Env
 from mjfleet.errors import UserError
-from mjfleet.parts.patterns import matcher
 
 Mode = Literal["scale", "add", "set"]
 When = Literal["start", "reset"]
@@ -180,9 +180,6 @@ def vary(
             number could be one that the field cannot have, or an engine cannot vary the field.
     """
     patterns = (names,) if isinstance(names, str) else tuple(names or ())
-    if not isinstance(distribution, Sequence) or len(distribution) not in (2, 3):
-        text = f"{distribution!r} must be (low, high), or (low, high, shape)"
-        raise UserError(f"{type(env).__name__}: vary({field!r}): {text}.")
     drawn = Distribution(*distribution)  # pyright: ignore[reportArgumentType]
     one = Variation(env, field, patterns, mode, drawn, when, shared, together, [])
     if (facts := FIELDS.get(field)) is None:
@@ -245,7 +242,7 @@ def _rows(one: Variation) -> tuple[np.ndarray, list[str]]:
     names = [[name for name in own if name] for own in names]
     matched = dict[int, str]()
     for pattern in one.names or ("",):
-        whole = matcher(pattern, one)
+        whole = re.compile(pattern).fullmatch
         if not (found := [i for i, own in enumerate(names) if any(map(whole, own))]):
             there = ", ".join(sorted({name for own in names for name in own})) or "none has a name"
             raise UserError(f"{one}: {pattern!r} matches no {kind} of: {there}.")
