@@ -16,12 +16,10 @@ from mjfleet import terms
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_command
 from mjfleet.cli.train import train
-from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.registry import FoundTask, discover
-from mjfleet.tools.check_task.command import examine
-from mjfleet.tools.check_task.examine import Examination
+from mjfleet.tools.check_task.examine import examine, on_native
 
 from .bench.tiny import run_script
 from .conftest import REPOSITORY, Output, write_task
@@ -142,8 +140,7 @@ def test_the_quadruped_of_the_guide_has_no_mistakes_stands_and_trains(
     rough = tasks["foal-velocity-rough"]
     seeing = replace(rough, task=replace(rough.task, env_class="env:SeeingEnv"))
     for found in (tasks["foal-velocity-flat"], rough, seeing):
-        config = from_dict(found.defaults(), {"env": {"num_envs": 32}})
-        assert not list(Examination(found, config).on_native())
+        assert not list(on_native(found))
     few = {
         "train": ("--agent.max-iterations", "2", "--env.num-envs", "16"),
         "play": ("--env.num-envs", "4", "--env.episode-seconds", "2"),

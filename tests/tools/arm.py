@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjfleet.config import from_dict
 from mjfleet.registry import discover
-from mjfleet.tools.check_task.command import WORLDS, describe
-from mjfleet.tools.check_task.examine import Examination
+from mjfleet.tools.check_task.examine import describe, on_native
 from mjfleet.tools.new_task import new_task
 
 Change = tuple[str, str]
@@ -54,10 +52,9 @@ def write_arm(root: Path, *changes: Change, **files: Sequence[Change]) -> None:
 def mistakes_on_native(root: Path) -> list[str]:
     """Make the checks that need MuJoCo's own engine alone; return mistakes and warnings."""
     found = discover({}, str(root / "tasks")).tasks["arm"]
-    config = from_dict(found.defaults(), {"env": {"num_envs": WORLDS}})
     texts: list[str] = []
     try:
-        texts += map(str, Examination(found, config).on_native())
+        texts += [finding.text for finding in on_native(found)]
     except Exception as error:
         texts.append(describe(error, found))
     return texts

@@ -54,7 +54,8 @@ VARIATIONS: dict[str, list[Change]] = {
         term("progress", "10.0 * self.gain"),
         term("alive", "torch.ones_like(distance)"),
         term("fall", "-1.0 * self.terminated()"),
-        term("off", "-self.cfg.off * self.sim.qvel.square().sum(dim=1)"),
+        term("off", "lambda: self.sim.qvel.square().sum(dim=1)"),
+        method("reward_weights", '{"off": 0.0}'),
         method("terminated", "self.sim.qvel.norm(dim=1) > 15.0"),
     ],
     "memory, late actions, pushes, the last action, a clock": [
@@ -113,12 +114,11 @@ VARIATIONS: dict[str, list[Change]] = {
         method("debug_vis", '{"way": (self.sim.sensor("fingertip"), self.sim.xpos[:, 1])}'),
     ],
 }
-OFF = ("    effort_weight", '    off: float = 0.0\n    """Off."""\n    effort_weight')
 
 
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_correct_variations_are_clean(here: Path, name: str) -> None:
-    write_arm(here, *VARIATIONS[name], config=[OFF])
+    write_arm(here, *VARIATIONS[name])
     assert mistakes_on_native(here) == []
 
 

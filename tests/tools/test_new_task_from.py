@@ -12,11 +12,9 @@ import pytest
 
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_command
-from mjfleet.config import from_dict
 from mjfleet.legged.config import VelocityConfig
 from mjfleet.registry import discover
-from mjfleet.tools.check_task.command import WORLDS, examine
-from mjfleet.tools.check_task.examine import Examination
+from mjfleet.tools.check_task.examine import examine, on_native
 
 from ..conftest import REPOSITORY, Output, Refusal, only_run, rows
 from .own_robots import (
@@ -58,9 +56,7 @@ def model_of(folder: Path) -> mujoco.MjModel:
 
 
 def mistakes_on_native(name: str) -> list[str]:
-    found = discover({}).tasks[name]
-    config = from_dict(found.defaults(), {"env": {"num_envs": WORLDS}})
-    return [str(finding) for finding in Examination(found, config).on_native()]
+    return [finding.text for finding in on_native(discover({}).tasks[name])]
 
 
 @pytest.mark.parametrize("name", KINDS)

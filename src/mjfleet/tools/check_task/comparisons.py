@@ -1,26 +1,20 @@
 """Compares environments that were built in different ways: numbers, seeds, constants, engines."""
 
-import copy
 from collections.abc import Callable, Iterator
-from typing import Any
 
-import mujoco
-import numpy as np
 import torch
 
-from mjfleet.env.environment import Env
-from mjfleet.sim.simulation import CONSTANTS, STATE_FIELDS
-from mjfleet.tools.check_task.signals import engine_warnings, not_finite
+from mjfleet.sim.simulation import CONSTANTS, STATE_FIELDS, Simulation
+from mjfleet.tools.check_task.signals import SIGNALS, engine_warnings, not_finite
 from mjfleet.tools.check_task.subject import Finding, Outcome, Subject, columns, differs, roll
 
-Build = Callable[[int], Env[Any]]
-"""Builds the environment of a rank on MuJoCo's own engine, in GRPO groups of TWINS."""
+Build = Callable[..., Subject]
+"""Builds the environment of a `rank` on MuJoCo's own engine, in GRPO groups of TWINS."""
 TWINS = 2
 COMPARED_STEPS = 8
 ENGINE_STEPS = 100
 LEAK_ROUNDS = 10
 CAUSES = ("terminated()", "sim.", "rewards()", "observe()")
-INERTIAL = ("body_mass", "body_inertia", "body_ipos", "body_iquat", "dof_armature", "qpos0")
 
 
 def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
@@ -29,18 +23,17 @@ def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
     Twins are in the same state, act the same, and draw the same random numbers.
     """
     actions = subject.actions(COMPARED_STEPS, seed=9)[:, ::TWINS].repeat_interleave(TWINS, dim=1)
-    one, again, other = (roll(build(rank), actions) for rank in (0, 0, 1))
-    for name in one:
-        if differs(one[name], again[name]).any():
-            yield Finding(
-                f"{name} differs between two environments with the same seed and actions, so that "
-                "a run cannot be repeated; draw with self.uniform and self.normal, and use no "
-                "clock, no order of a set and nothing that outlives an environment"
-            )
-            return
+    one, again, other = (roll(build(rank=rank).env, actions) for rank in (0, 0, 1))
+    if name := _first_difference(one, again):
+        yield Finding(
+            f"{name} differs between two environments with the same seed and actions, so that a "
+            "run cannot be repeated; draw with self.uniform and self.normal, and use no clock, no "
+            "order of a set and nothing that outlives an environment"
+        )
+        return
     start = one["sim.qpos"][0]
     is_drawn = bool(differs(start, start[:1].expand_as(start)).any())
-    if is_drawn and all(not differs(one[name], other[name]).any() for name in one):
+    if is_drawn and not _first_difference(one, other):
         yield Finding(
             "workers with different ranks have the same environments: no random number follows "
             "from the seed; draw with self.uniform and self.normal"
@@ -92,37 +85,22 @@ def _first_difference(one: Outcome, other: Outcome) -> str | None:
     return min(found)[2] if found else None
 
 
-def stale_constants(build: Build) -> Iterator[Finding]:
-    """Find masses that were changed without `set_const`."""
-    sim = build(0).sim
-    renewed = copy.copy(sim.model)
-    mujoco.mj_setConst(renewed, mujoco.MjData(renewed))
-    for name in CONSTANTS:
-        if _has_changed(getattr(sim.model, name), getattr(renewed, name)):
-            yield Finding(
-                f"make_model() or setup() changes masses of a compiled model: its {name} still "
-                "belongs to the ones before; in make_model(), change a mujoco.MjSpec before it is "
-                "compiled, or call mujoco.mj_setConst(model, mujoco.MjData(model)) after a change"
-            )
-            return
-    written = [name for name in INERTIAL if name in sim.expanded]
+def stale_constants(sim: Simulation) -> Iterator[Finding]:
+    """Find masses that were changed without the constants that MuJoCo computes from them."""
     fields = {name: sim.expand(name) for name in CONSTANTS if getattr(sim.model, name).size}
-    before = {name: field.clone().cpu().numpy() for name, field in fields.items()}
+    before = {name: field.clone() for name, field in fields.items()}
+    sim.expand("body_mass")  # Without fields of its own, no world computes anything.
     sim.set_const()
     for name, field in fields.items():
-        if written and _has_changed(before[name], field.cpu().numpy()):
+        most = 1e-3 * before[name].abs().max() + 1e-9  # More than rounding.
+        if (field - before[name]).abs().max() > most:
             yield Finding(
-                f"setup(): {', '.join(written)} changed without sim.set_const(): {name} and other "
-                "constants of the model still belong to the values before; call "
-                "self.sim.set_const() after the last change"
+                f"make_model() or setup() changes masses: {name} and other constants of the model "
+                "still belong to the ones before. In make_model(), change a mujoco.MjSpec before "
+                "it is compiled, or call mujoco.mj_setConst(model, mujoco.MjData(model)) after a "
+                "change; in setup(), call self.sim.set_const() after the last change"
             )
             return
-
-
-def _has_changed(before: np.ndarray, after: np.ndarray) -> bool:
-    """Return whether constants differ by more than rounding."""
-    most = 1e-3 * np.abs(before).max(initial=0.0) + 1e-9
-    return bool(np.abs(after - before).max(initial=0.0) > most)
 
 
 def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
@@ -140,12 +118,12 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
             row = roll(subject.env, action.unsqueeze(0)).items()
             outcomes.append({name: values[min(step, 1) :] for name, values in row})
     expected, outcome = ({k: torch.cat([row[k] for row in part]) for k in part[0]} for part in rows)
-    bad_numbers = not_finite(outcome)
+    bad_numbers = not_finite(outcome, "steps with random actions")
     for finding in (*engine_warnings(other.env), *bad_numbers):
         yield Finding(f"{finding.text} (on warp)")
     if bad_numbers:
         return
-    found: list[tuple[int, bool, str, torch.Tensor]] = []
+    found: dict[tuple[int, bool, str], torch.Tensor] = {}
     for name, values in expected.items():
         if not values.numel():
             continue
@@ -154,16 +132,13 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
         bad = difference > limit
         if bad.any():
             step = int(bad.any(dim=1).nonzero()[0])
-            found.append((step, not name.startswith("sim."), name, difference.masked_fill(~bad, 0)))
-    found.sort(key=lambda each: each[:3])
-    if not any(is_signal for _, is_signal, _, _ in found):
-        return
-    # What follows from a state that differs would only distract.
-    for step, _, name, difference in found if found[0][1] else found[:1]:
+            found[step, name.startswith(SIGNALS), name] = difference.masked_fill(~bad, 0)
+    if any(is_signal for _, is_signal, _ in found):
+        step, _, name = first = min(found)  # Others may follow from that.
         when = f"after {step} steps" if step else "at the start"
         yield Finding(
-            f"{name}{columns((difference > 0).any(dim=0))}: differs between the engines {when}, by "
-            f"up to {float(difference.max()):.2g}; draw random numbers with self.uniform and "
+            f"{name}{columns((found[first] > 0).any(dim=0))}: differs between the engines {when}, "
+            f"by up to {float(found[first].max()):.2g}; draw random numbers with self.uniform and "
             "self.normal, let no number depend on a dtype or a device, and see docs/tasks.md for "
             "what each field holds when it is read"
         )

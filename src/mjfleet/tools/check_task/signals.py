@@ -1,8 +1,6 @@
 """Checks steps with random actions: observations, rewards, actions and ends of episodes."""
 
-import copy
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from mjfleet.tools.check_task.subject import (
 STEPS = 99  # Odd, so that what trades places in each step has changed.
 ROUNDS = 20  # Of random states in all environments.
 EFFECT_STEPS = 20  # Within which an action must change the state, a late motor's too.
+SIGNALS = "observe()", "rewards()"  # With which names of outcomes begin.
 EARLY = 3  # Steps: episodes that end that soon teach nothing.
 
 
@@ -33,35 +32,21 @@ def engine_warnings(env: Env[Any]) -> Iterator[Finding]:
         )
 
 
-def not_finite(run: Outcome) -> list[Finding]:
+def not_finite(outcome: Outcome, where: str, is_sure: bool = True) -> list[Finding]:
     """Find numbers that are not finite; of a bad state, the state alone."""
     found: dict[str, Finding] = {}
-    for name, values in run.items():
+    for name, values in outcome.items():
         bad = ~values.isfinite()
         if bad.any():
-            some = int(bad.any(dim=2).any(dim=0).sum())
-            first = int(bad.any(dim=2).any(dim=1).nonzero()[0])
+            share = float(bad.any(dim=2).double().mean())
             found[name] = Finding(
-                f"{name}{columns(bad.any(dim=1).any(dim=0))}: not finite, first in step {first}, "
-                f"in {some} of {bad.shape[1]} environments; look for divisions by zero, roots, "
-                "logarithms and bodies that overlap"
+                f"{name}{columns(bad.any(dim=1).any(dim=0))}: not finite in {share:.1%} of "
+                f"{where}; limit the argument of a root, logarithm, acos or division, as in "
+                "x.clamp(min=1e-6), and look for bodies that overlap",
+                is_sure,
             )
     states = [found[f"sim.{name}"] for name in STATE if f"sim.{name}" in found]
     return states or list(found.values())
-
-
-def rare_numbers(states: Outcome) -> Iterator[Finding]:
-    """Find observations and rewards that are not finite in states which are seldom reached."""
-    for name, values in states.items():
-        bad = ~values.isfinite()
-        if name.startswith(("observe", "rewards")) and bad.any():
-            yield Finding(
-                f"{name}{columns(bad.any(dim=0).any(dim=0))}: not finite in "
-                f"{float(bad.any(dim=2).double().mean()):.1%} of random states, which a policy may "
-                "reach, and which would end its training; limit the argument of a root, logarithm, "
-                "acos or division, as in x.clamp(min=1e-6)",
-                is_sure=False,
-            )
 
 
 def constant_columns(values: torch.Tensor) -> torch.Tensor:
@@ -73,19 +58,25 @@ def constant_columns(values: torch.Tensor) -> torch.Tensor:
 def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterator[Finding]:
     """Find what never changes, neither with random actions nor in random `states`."""
     may_fail = subject.overrides("terminated")
-    for name in (name for name in run if name.startswith(("observe()", "rewards()"))):
-        values = run[name][1:]
+    for name in (name for name in run if name.startswith(SIGNALS)):
+        (method, key), values = (name.split("()", maxsplit=1)[0], name.split("'")[1]), run[name][1:]
         constant = constant_columns(torch.cat((values, states[name])))
+        if method == "observe":
+            constant &= ~_shown_states(subject, key)
+        elif key in subject.env._off or (may_fail and (values[0, 0] > 0).all()):
+            continue  # It has no weight, or pays for each step without a failure.
         first = values[0, 0][constant]
-        if not constant.any() or (_could_change(subject, name) | ~constant).all():
+        if not constant.any():
             continue
-        if name.startswith("rewards()") and may_fail and (first > 0).any():
-            continue  # It pays for each step without a failure.
         numbers = ", ".join(f"{float(number) + 0:g}" for number in first[:4])
         where = "" if constant.all() else columns(constant)
+        may_be_off = method == "rewards" and not first.any()
         yield Finding(
             f"{name}{where}: {numbers}{', ...' * (len(first) > 4)} in all environments and steps, "
             "so that nothing is learned from it; compute it from the state, or leave it out"
+            + ", unless its weight is to be 0"
+            * may_be_off,
+            is_sure=not may_be_off,
         )
     if may_fail and not any(each["terminated()"].any() for each in (run, states)):
         yield Finding(
@@ -95,45 +86,22 @@ def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterato
         )
 
 
-def _could_change(subject: Subject, name: str) -> torch.Tensor:
-    """Return which columns of a signal that does not change could, `(size,)`.
-
-    A reward term could if a number of the configuration were not 0. An observation could if it
-    shows a declared state, such as a command whose range has no width.
-    """
-    env, (method, key) = subject.env, (name.split("()", maxsplit=1)[0], name.split("'")[1])
+def _shown_states(subject: Subject, group: str) -> torch.Tensor:
+    """Return which columns of an observation show declared state, `(size,)`, such as a command
+    whose range has no width."""
 
     def value() -> torch.Tensor:
-        subject.restore()
-        return getattr(env, method)()[key].reshape(env.num_envs, -1).double().cpu()
+        return subject.env.observe()[group].reshape(subject.env.num_envs, -1).double().cpu()
 
-    before, cfg = value(), env.cfg
-    if method == "rewards":
-        env.cfg = _ones_for_zeros(cfg)
-        now = value()
-        env.cfg = cfg
-        return differs(before, now).any(dim=0)
-    found = torch.zeros(before.shape[1], dtype=torch.bool)
+    subject.restore()
+    before = value()
+    subject.restore()
     for tensor in subject.declared().values():
         if tensor.is_floating_point():
-            subject.restore()
-            tensor.add_(1.0)
-            now = getattr(env, method)()[key].reshape(env.num_envs, -1).double().cpu()
-            found |= differs(before, now).any(dim=0)
+            tensor.add_(torch.rand_like(tensor))
+    after = value()
     subject.restore()
-    return found
-
-
-def _ones_for_zeros(cfg: Any) -> Any:
-    """Return a copy of a configuration, which is not checked again, with 1.0 for each 0.0."""
-    other = copy.copy(cfg)
-    for field in fields(cfg):
-        value = getattr(cfg, field.name)
-        if is_dataclass(value):
-            object.__setattr__(other, field.name, _ones_for_zeros(value))
-        elif type(value) is float and value == 0:
-            object.__setattr__(other, field.name, 1.0)
-    return other
+    return differs(before, after).any(dim=0)
 
 
 def dead_actions(subject: Subject) -> Iterator[Finding]:

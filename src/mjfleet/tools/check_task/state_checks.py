@@ -37,28 +37,24 @@ OPTIONAL = (
 """Methods that a task may leave out."""
 
 
-class GlobalGenerators:
-    """Notices draws from the generators of torch, NumPy and Python."""
-
-    def __init__(self) -> None:
-        self._before = look(_generators())
-
-    def findings(self, where: str) -> Iterator[Finding]:
-        """Find those that have been drawn from since; `where` names the code that did so."""
-        for owner in changes(self._before, look(_generators())):
-            yield Finding(
-                f"{where} draws from {owner} global generator, which the learner draws from too: "
-                "workers and resumed runs would not get the numbers that they should; draw with "
-                "self.uniform and self.normal"
-            )
-
-
-def _generators() -> dict[str, Any]:
-    return {
-        "torch's": torch.get_rng_state().numpy().copy(),
+def global_generators() -> dict[str, Any]:
+    """Return what changes when the generator of torch, NumPy or Python is drawn from."""
+    states = {
+        "torch's": torch.get_rng_state().numpy(),
         "NumPy's": np.random.get_state(),
         "Python's": repr(random.getstate()),
     }
+    return look(states)
+
+
+def global_draws(before: dict[str, Any], where: str) -> Iterator[Finding]:
+    """Find generators that have been drawn from since; `where` names the code that did so."""
+    for owner in changes(before, global_generators()):
+        yield Finding(
+            f"{where} draws from {owner} global generator, which the learner draws from too: "
+            "workers and resumed runs would not get the numbers that they should; draw with "
+            "self.uniform and self.normal"
+        )
 
 
 def undeclared(subject: Subject) -> Iterator[Finding]:
@@ -175,43 +171,34 @@ def stale_reads(subject: Subject) -> Iterator[Finding]:
 
 
 def variations(subject: Subject) -> Iterator[Finding]:
-    """Find fields of the model that are equal in all environments, or drift with each reset."""
+    """Find what drifts with each reset, and what varies but is equal in all environments."""
     env, sim = subject.env, subject.env.sim
-    built = {name: torch.as_tensor(sim.of_model(name)) for name in sim.expanded}
     by_vary = {place.name for one in env.variations for place in one.places}
+    fields = {f"sim.expand({name!r})": name for name in sim.expanded}
+    own = {key: torch.as_tensor(sim.of_model(name)).to(sim.qpos) for key, name in fields.items()}
 
-    def factors() -> dict[str, torch.Tensor]:
-        """Return each field divided by the model's, without the model's zeros."""
-        found = {}
-        for name, field in sim.expanded.items():
-            was = built[name].double().flatten()
-            found[name] = (field.double().cpu().flatten(1) / was)[:, was != 0]
-        return found
+    def distances() -> dict[str, float]:
+        """Return the mean distance of each field from that of the model."""
+        now = subject.state()
+        return {key: float((now[key] - one).abs().mean()) for key, one in own.items()}
 
     env._reset(subject.everywhere)
-    first = factors()
+    early = distances()
     for _ in range(RESETS):
         env._reset(subject.everywhere)
-    for name, later in factors().items():
-        early = (first[name] - 1).abs().mean()
-        if not later.numel() or early <= 1e-6:
-            continue
-        if (later - 1).abs().mean() > GROWTH * early:
+    for key, late in distances().items():
+        if early[key] > 1e-6 * own[key].abs().mean() and late > GROWTH * early[key]:
             yield Finding(
-                f"sim.expand({name!r}) drifts away with each reset: a new value is drawn from the "
-                "last one; keep a copy of the first values in setup(), and vary that"
+                f"{key} drifts away with each reset: a new value is drawn from the last one; keep "
+                "a copy of the first values in setup(), and vary that"
             )
-        elif is_equal_in_all(later) and name not in by_vary:
-            yield Finding(
-                f"sim.expand({name!r}) varies, and is the same in all environments; draw "
-                "(num_envs, size) numbers with self.uniform or self.normal"
-            )
-    before = subject.state()
+    before = subject.state() | own
     env._reset(subject.everywhere)
-    for name, now in subject.state().items():
-        if bool(differs(now, before[name]).any()) and is_equal_in_all(now):
+    for key, now in subject.state().items():
+        is_new = fields.get(key) not in by_vary and bool(differs(now, before[key]).any())
+        if is_new and is_equal_in_all(now):
             yield Finding(
-                f"reset_worlds(): draws {name} anew, the same for all environments; draw "
+                f"setup() or reset_worlds(): draws {key} the same for all environments; draw "
                 "(num_envs, size) numbers with self.uniform or self.normal"
             )
 

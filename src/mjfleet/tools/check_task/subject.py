@@ -27,9 +27,6 @@ class Finding:
     text: str
     is_sure: bool = True
 
-    def __str__(self) -> str:
-        return self.text
-
 
 class Subject:
     """A task's environment, and how it is trained."""
