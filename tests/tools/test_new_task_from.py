@@ -467,6 +467,22 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
     "an absolute path": (
         "robot.urdf", text_of("robot.urdf", urdf_arm("/etc/hostname")), "no file '/etc/hostname'"
     ),
+    "an include that leaves": (
+        "robot.xml",
+        lambda folder: [
+            text_of("robot.xml", '<mujoco>\n<include file="b.xml"/></mujoco>')(folder),
+            text_of("b.xml", '<mujoco><include file="../other.xml"/></mujoco>')(folder),
+        ],
+        "b.xml: <include>: '../other.xml' leaves"
+    ),
+    "a link to outside": (
+        "robot.urdf",
+        lambda folder: [
+            text_of("robot.urdf", urdf_arm("a.stl"))(folder),
+            (folder / "a.stl").symlink_to("../outside.stl"),
+        ],
+        "'a.stl' leaves"
+    ),
     "a keyframe of another robot": (
         "robot.xml", text_of("robot.xml", QUADRUPED.replace("</mujoco>", '<keyframe><key name="up" '
                      'qpos="0 1 2"/></keyframe></mujoco>')),
@@ -486,6 +502,7 @@ def test_what_cannot_be_read_is_one_message_and_leaves_nothing(
 ) -> None:
     file, change, message = REFUSALS[case]
     write_stl(tmp_path / "outside.stl")
+    (tmp_path / "other.xml").write_text("<mujoco><worldbody/></mujoco>")
     folder = tmp_path / "sources"
     folder.mkdir()
     change(folder)

@@ -44,11 +44,23 @@ def read_robot(file: Path, target: Path) -> Robot:
             spec.compiler.inertiafromgeom = mujoco.mjtInertiaFromGeom.mjINERTIAFROMGEOM_FALSE
         else:
             spec = mujoco.MjSpec.from_file(str(file))
+            _refuse_outside(file, file.parent.resolve())
     except (ValueError, ElementTree.ParseError) as error:
         raise UserError(f"{file}: {' '.join(str(error).split())}") from None
     _copy_assets(spec, file, target)
     questions += [f"Is this meant? {' '.join(text.split())}" for text in warnings]
     return Robot(spec, questions, is_fixed)
+
+
+def _refuse_outside(file: Path, folder: Path) -> None:
+    """Raise UserError if a model includes a file that is not in `folder`, or one that does."""
+    for element in ElementTree.parse(file).iter():
+        if element.tag in ("include", "model") and (name := element.get("file")):
+            path = folder / name
+            if not path.resolve().is_relative_to(folder):
+                raise UserError(f"{file}: <{element.tag}>: {name!r} leaves {folder}.")
+            if path.is_file():
+                _refuse_outside(path, folder)
 
 
 def _copy_assets(spec: mujoco.MjSpec, file: Path, target: Path) -> None:
@@ -65,6 +77,8 @@ def _copy_assets(spec: mujoco.MjSpec, file: Path, target: Path) -> None:
                 f"{file}: {where}: there is no file {name!r} in {folder}, which must hold all that "
                 "the model names."
             )
+        if not path.resolve().is_relative_to(folder):
+            raise UserError(f"{file}: {where}: {name!r} leaves {folder}.")
         copy = target / path.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)
