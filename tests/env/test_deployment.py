@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from mjfleet.config import EnvConfig
-from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.sim import make_simulation
 from mjfleet.tools.export.robot_metadata import describe
 
-from .test_env import OWN, build_task
+from .test_env import OWN, PlainEnv, build_task
 
 MODEL = """
 <mujoco>
@@ -48,22 +47,11 @@ MODEL = """
 """
 
 
-class LegEnv(Env[EnvConfig]):
-    """A robot that observes its positions."""
-
+class LegEnv(PlainEnv):
     deployed: Any = None
 
-    def reset_worlds(self, mask: torch.Tensor) -> None:
-        pass
-
-    def apply(self, action: torch.Tensor) -> None:
-        self.sim.ctrl[:] = action
-
     def observe(self) -> dict[str, torch.Tensor]:
-        return {"actor": self.sim.qpos, "critic": self.sim.qpos, "speeds": self.sim.qvel}
-
-    def rewards(self) -> dict[str, torch.Tensor]:
-        return {"none": torch.zeros(self.num_envs)}
+        return super().observe() | {"speeds": self.sim.qvel}
 
     def deployment(self) -> dict[str, Any]:
         return self.deployed

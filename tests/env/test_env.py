@@ -15,7 +15,6 @@ from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.sim import make_simulation
 
-from ..conftest import TESTS
 from ..helpers.cuda_graph_stub import asks_for_a_value
 
 BUNDLED = discover({}).tasks
@@ -43,6 +42,31 @@ def build_env(name: str, cfg: EnvConfig, *parts: Any, engine: Any = "native", **
     env_class = BUNDLED[name].load(BUNDLED[name].task.env_class)
     sim = make_simulation(engine, env_class.make_model(cfg), cfg.num_envs)
     return env_class(cfg, sim, *parts, **more)
+
+
+CartpoleEnv: Any = BUNDLED["cartpole-balance"].load("env:CartpoleEnv")
+
+
+def build_cartpole(kind: Any, num_envs: int, *more: Any) -> Any:
+    """Build cart-poles of a class that extends CartpoleEnv."""
+    cfg = replace(BUNDLED["cartpole-balance"].task.env, num_envs=num_envs)
+    return kind(cfg, make_simulation("native", kind.make_model(cfg), num_envs), 1, *more)
+
+
+class PlainEnv(Env[EnvConfig]):
+    """Hands actions to its actuators, and observes positions."""
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        pass
+
+    def apply(self, action: torch.Tensor) -> None:
+        self.sim.ctrl[:] = action
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        return {"actor": self.sim.qpos, "critic": self.sim.qpos}
+
+    def rewards(self) -> dict[str, Any]:
+        return {"none": torch.zeros(self.num_envs)}
 
 
 class HostSynchronisationError(AssertionError):
@@ -161,9 +185,13 @@ class ReachEnv(Env[EnvConfig]):
         return self.failing
 
 
-def reach(episode_steps: int = 5, num_envs: int = 3) -> ReachEnv:
+def reach(
+    kind: type[ReachEnv] = ReachEnv, episode_steps: int = 5, num_envs: int = 3, **attributes: Any
+) -> Any:
+    """Build an arm's environment, whose class has further attributes."""
+    kind = type("Kind", (kind,), attributes)
     cfg = EnvConfig(num_envs=num_envs, decimation=2, episode_seconds=episode_steps * 2 * 0.004)
-    return ReachEnv(cfg, make_simulation("native", ReachEnv.make_model(cfg), num_envs), seed=0)
+    return kind(cfg, make_simulation("native", kind.make_model(cfg), num_envs), seed=7)
 
 
 class CountingEnv(ReachEnv):
@@ -185,8 +213,7 @@ class CountingEnv(ReachEnv):
 
 
 def test_building_leaves_what_setup_a_reset_and_an_observation_leave() -> None:
-    cfg = EnvConfig(num_envs=3, decimation=2)
-    env = CountingEnv(cfg, make_simulation("native", CountingEnv.make_model(cfg), 3), seed=7)
+    env = reach(CountingEnv)
     generator = torch.Generator().manual_seed(7 + 2**31)
     assert torch.equal(env.noise, torch.randn(3, 2, generator=generator))
     assert env.counts.sum() == 0
@@ -325,17 +352,15 @@ class Misshapen(ReachEnv):
     ],
 )
 def test_wrong_shapes_are_refused_before_training(what: str, message: str) -> None:
-    cfg = EnvConfig(num_envs=2)
-    kind = type("Wrong", (Misshapen,), {"what": what, "model_file": str(TESTS / "models/arm.xml")})
     with pytest.raises(UserError, match=message):
-        kind(cfg, make_simulation("native", kind.make_model(cfg), 2), seed=0)
+        reach(Misshapen, num_envs=2, what=what)
 
 
 class Weighted(ReachEnv):
     """Counts calls of a term, in a list that it does not own."""
 
-    calls: ClassVar[list[str]] = []
-    weights: ClassVar[dict[str, float]] = {}
+    calls: ClassVar[list[str]]
+    weights: ClassVar[dict[str, float]]
 
     def rewards(self) -> dict[str, Any]:
         def effort() -> torch.Tensor:
@@ -350,17 +375,13 @@ class Weighted(ReachEnv):
 
 @pytest.mark.parametrize(("effort", "calls"), [(0.5, 2), (0.0, 0)])
 def test_terms_are_weighted_once_and_not_computed_without_weight(effort: float, calls: int) -> None:
-    model = str(TESTS / "models/arm.xml")
-    weights = {"alive": 2.0, "effort": effort}
-    kind = type("Kind", (Weighted,), {"calls": [], "weights": weights, "model_file": model})
-    cfg = EnvConfig(num_envs=3, decimation=2)
-    env = kind(cfg, make_simulation("native", kind.make_model(cfg), 3), seed=0)
+    env = reach(Weighted, calls=[], weights={"alive": 2.0, "effort": effort})
     env.failing[0] = True
     _, rewards, _, _ = env.step(torch.zeros(3, 2))
     assert env.reward_names == ("alive", "effort")
     assert env.terms.tolist() == [[0, 2, 2], [-effort] * 3]
     assert rewards.tolist() == [-effort, 2 - effort, 2 - effort]
-    assert len(kind.calls) == calls  # When it was built, and in the step.
+    assert len(env.calls) == calls  # When it was built, and in the step.
     assert env.take_statistics()["reward/alive"] == (0, 1)
 
 

@@ -4,7 +4,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,30 +13,16 @@ import torch
 from mjfleet.env import Delay, Timer
 from mjfleet.env.undeclared import changes, look
 from mjfleet.errors import UserError
-from mjfleet.sim import make_simulation
 
-from .test_env import BUNDLED, KINDS, build_task
+from .test_env import BUNDLED, KINDS, CartpoleEnv, build_cartpole, build_task
 
-FOUND = BUNDLED["cartpole-balance"]
-CartpoleEnv: Any = FOUND.load(FOUND.task.env_class)
 Method = Callable[[Any], object]
 
 
-def build(setup: Method, each_step: Method = lambda env: None, num_envs: int = 4) -> Any:
-    """Build an environment with a `setup`, and something that it does in each step."""
-
-    class StatefulCartpole(CartpoleEnv):
-        model_file = str(FOUND.folder / "cartpole.xml")
-
-        def setup(self) -> None:
-            setup(self)
-
-        def after_physics(self) -> None:
-            each_step(self)
-
-    cfg = replace(FOUND.task.env, num_envs=num_envs)
-    sim = make_simulation("native", StatefulCartpole.make_model(cfg), num_envs)
-    return StatefulCartpole(cfg, sim, 1)
+def build(setup: Method, each_step: Method = lambda env: None, **methods: Any) -> Any:
+    """Build four cart-poles with a `setup`, something that they do in each step, and methods."""
+    methods |= {"setup": setup, "after_physics": each_step}
+    return build_cartpole(type("StatefulCartpole", (CartpoleEnv,), methods), 4)
 
 
 def step(env: Any, *ends: int) -> None:
@@ -88,28 +73,18 @@ def test_python_types_and_the_sizes_of_a_model_declare_state() -> None:
 def test_an_episode_ends_before_its_state_is_reset() -> None:
     seen: list[Any] = []
 
-    class EndingEnv(CartpoleEnv):
-        model_file = str(FOUND.folder / "cartpole.xml")
+    def end_episode(env: Any, mask: torch.Tensor) -> None:
+        seen.append((mask.tolist(), env.count.tolist(), env.episode_length_buf.tolist()))
 
-        def setup(self) -> None:
-            self.count = self.add_state("count")
+    def reset_worlds(env: Any, mask: torch.Tensor) -> None:
+        seen.append(env.count.tolist())
 
-        def after_physics(self) -> None:
-            self.count += 1
-
-        def end_episode(self, mask: torch.Tensor) -> None:
-            seen.append((mask.tolist(), self.count.tolist(), self.episode_length_buf.tolist()))
-
-        def reset_worlds(self, mask: torch.Tensor) -> None:
-            super().reset_worlds(mask)
-            seen.append(self.count.tolist())
-
-    cfg = replace(FOUND.task.env, num_envs=2)
-    env = EndingEnv(cfg, make_simulation("native", EndingEnv.make_model(cfg), 2), 1)
+    own = {"end_episode": end_episode, "reset_worlds": reset_worlds}
+    env = build(lambda env: env.add_state("count"), lambda env: env.count.add_(1), **own)
     seen.clear()
-    step(env, 1)
+    step(env, 1, 3)
     last = env.max_episode_length + 1
-    assert seen == [([False, True], [1, 1], [1, last]), [1, 0]]
+    assert seen == [([False, True] * 2, [1] * 4, [1, last] * 2), [1, 0] * 2]
 
 
 def test_state_is_written_in_place_alone() -> None:

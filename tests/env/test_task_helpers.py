@@ -1,7 +1,6 @@
 """What tasks compose: delays, histories, timers, levels, and metrics of their own."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,26 +8,19 @@ import torch
 
 from mjfleet.env import Delay, Env, EnvShard, History, Levels, Timer, evaluation_levels
 from mjfleet.errors import UserError
-from mjfleet.sim import make_simulation
 
-from .test_env import BUNDLED
-
-FOUND = BUNDLED["cartpole-balance"]
-CartpoleEnv: Any = FOUND.load(FOUND.task.env_class)
+from .test_env import CartpoleEnv, build_cartpole
 
 
 def with_part(make: Callable[[Any], Any], num_envs: int = 64, step_dt: float | None = None) -> Any:
     """Build an environment whose `setup` makes a helper, `part`."""
 
     class HelpedEnv(CartpoleEnv):
-        model_file = str(FOUND.folder / "cartpole.xml")
-
         def setup(self) -> None:
             self.step_dt = step_dt or self.step_dt
             self.part = make(self)
 
-    cfg = replace(FOUND.task.env, num_envs=num_envs)
-    return HelpedEnv(cfg, make_simulation("native", HelpedEnv.make_model(cfg), num_envs), 1)
+    return build_cartpole(HelpedEnv, num_envs)
 
 
 def everywhere(env: Env[Any], value: float) -> torch.Tensor:
@@ -155,15 +147,14 @@ def test_a_checkpoint_keeps_what_helpers_hold() -> None:
         assert all(torch.equal(getattr(mine, name), getattr(theirs, name)) for name in tensors)
 
 
-class Measured(BUNDLED["cartpole-balance"].load("env:CartpoleEnv")):
+class Measured(CartpoleEnv):
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
         number = self.episode_length_buf.float()
         return {"length": number, "ratio": (number, torch.tensor([1.0, 3.0]))}
 
 
 def test_metrics_are_means_over_steps_or_quotients_of_sums() -> None:
-    cfg = replace(BUNDLED["cartpole-balance"].task.env, num_envs=2)
-    env = Measured(cfg, make_simulation("native", Measured.make_model(cfg), 2), 1)
+    env = build_cartpole(Measured, 2)
     for _ in range(3):
         env.step(torch.zeros(2, 1))
     found, after = env.take_statistics(), env.take_statistics()
@@ -173,8 +164,6 @@ def test_metrics_are_means_over_steps_or_quotients_of_sums() -> None:
 
 class LevelsEnv(CartpoleEnv):
     """Starts as fast as its level says."""
-
-    model_file = str(FOUND.folder / "cartpole.xml")
 
     def setup(self) -> None:
         self.max_episode_length = 3
@@ -195,9 +184,7 @@ class SomeLevelsEnv(LevelsEnv):
 
 
 def judged(kind: type, first: int, count: int, total: int) -> Any:
-    cfg = replace(FOUND.task.env, num_envs=count)
-    sim = make_simulation("native", kind.make_model(cfg), count)
-    return kind(cfg, sim, 7, EnvShard(first, count, total))
+    return build_cartpole(kind, count, EnvShard(first, count, total))
 
 
 @pytest.mark.parametrize(

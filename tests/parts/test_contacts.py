@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from mjfleet.config import EnvConfig
-from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.parts import Contacts, add_contacts
 from mjfleet.sim import Simulation, make_simulation
 
-from ..env.test_env import no_host_synchronisation
+from ..env.test_env import PlainEnv, no_host_synchronisation
 
 ENGINES = ["native", "warp", pytest.param("cuda", marks=pytest.mark.gpu)]
 DECIMATION, TIMESTEP, HEIGHT, RADIUS = 10, 0.002, 0.164, 0.05
@@ -38,7 +37,7 @@ BALLS = f"""
 OPTIONS: dict[str, Any] = {"names": ["elastic", "soft"], "samples": DECIMATION}
 
 
-class BallsEnv(Env[EnvConfig]):
+class BallsEnv(PlainEnv):
     """Fails where `failing` says so."""
 
     options = OPTIONS
@@ -53,12 +52,6 @@ class BallsEnv(Env[EnvConfig]):
         self.failing = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self.cache("failing")
         self.contacts = Contacts(self)
-
-    def reset_worlds(self, mask: torch.Tensor) -> None:
-        pass
-
-    def apply(self, action: torch.Tensor) -> None:
-        self.sim.ctrl[:] = action
 
     def observe(self) -> dict[str, torch.Tensor]:
         found = self.contacts.found.float()

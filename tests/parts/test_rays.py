@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from mjfleet.config import EnvConfig
-from mjfleet.env import Env
 from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.errors import UserError
 from mjfleet.legged.terrain import Ground, make_terrain
@@ -22,7 +21,7 @@ from mjfleet.video.render_process import render
 from mjfleet.video.state_recording import StateRecorder
 
 from ..conftest import needs_drawing, read_video
-from ..env.test_env import BUNDLED, no_host_synchronisation
+from ..env.test_env import BUNDLED, PlainEnv, no_host_synchronisation
 
 NEAR = 5e-5
 """By how much numbers of some metres may differ, m: 2e-5 for float32, and as much on slopes since
@@ -52,7 +51,7 @@ ROOM = """<mujoco>
 HERE: dict[str, Any] = {"offset": (0.0, 0.0, 0.0), "max_distance": 20.0, "miss": -7.0}
 
 
-class RoomEnv(Env[EnvConfig]):
+class RoomEnv(PlainEnv):
     """Its observation and reward are what its part returns."""
 
     def __init__(self, make_part: Callable[[Any], Any], *arguments: Any) -> None:
@@ -61,12 +60,6 @@ class RoomEnv(Env[EnvConfig]):
 
     def setup(self) -> None:
         self.part = self.make_part(self)
-
-    def reset_worlds(self, mask: torch.Tensor) -> None:
-        return
-
-    def apply(self, action: torch.Tensor) -> None:
-        return
 
     def observe(self) -> dict[str, torch.Tensor]:
         return dict.fromkeys(("actor", "critic"), self.part())

@@ -13,7 +13,7 @@ from mjfleet.errors import UserError
 from mjfleet.parts import vary
 from mjfleet.sim import make_simulation
 
-from ..env.test_env import no_host_synchronisation
+from ..env.test_env import PlainEnv, no_host_synchronisation
 
 WORLDS = 4
 MODEL = """
@@ -42,7 +42,7 @@ MODEL = """
 """
 
 
-class SledEnv(Env[EnvConfig]):
+class SledEnv(PlainEnv):
     """A box slides on the ground, while an arm turns against gravity."""
 
     def __init__(self, engine: Any, varies: Callable[["SledEnv"], object], **options: Any) -> None:
@@ -58,15 +58,6 @@ class SledEnv(Env[EnvConfig]):
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
         self.sim.qvel[:, :2] = torch.where(mask.unsqueeze(1), 2.0, self.sim.qvel[:, :2])
-
-    def apply(self, action: torch.Tensor) -> None:
-        self.sim.ctrl[:] = action
-
-    def observe(self) -> dict[str, torch.Tensor]:
-        return {"actor": self.sim.qpos, "critic": self.sim.qpos}
-
-    def rewards(self) -> dict[str, torch.Tensor]:
-        return {"none": torch.zeros(self.num_envs)}
 
 
 def compiled(text: str = MODEL) -> mujoco.MjModel:
