@@ -212,7 +212,7 @@ def write_robots(folder: Path) -> dict[str, Path]:
     }  # fmt: skip
     files = {name: folder / f"own_{name}" / file for name, (file, _) in texts.items()}
     for name, (_, text) in texts.items():
-        files[name].parent.mkdir(parents=True)
+        files[name].parent.mkdir(parents=True, exist_ok=True)
         files[name].write_text(text)
     write_stl(folder / "own_biped/meshes/shin.stl")
     for name in ("arm", "fixed"):

@@ -51,6 +51,17 @@ def make(name: str, file: Path | str) -> Path:
     return Path("tasks", name)
 
 
+def make_own(name: str) -> Path:
+    """Make a task of one of own_robots.py."""
+    return make(name, write_robots(Path("sources"))[name])
+
+
+def make_of(text: str, name: str = "robot", kind: str = "xml") -> Path:
+    """Make a task of the text of a file."""
+    Path(f"robot.{kind}").write_text(text)
+    return make(name, f"robot.{kind}")
+
+
 def model_of(folder: Path) -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_path(str(folder / "model.xml"))
 
@@ -98,7 +109,7 @@ def test_each_robot_becomes_a_task_of_the_right_kind_without_mistakes(
 def test_tasks_have_no_mistakes_on_both_engines_and_train(
     output: Output, tmp_path: Path, name: str
 ) -> None:
-    make(name, write_robots(tmp_path / "sources")[name])
+    make_own(name)
     assert examine(discover({}).tasks[name], "cpu") == ([], [])
     output("train", name, "--agent.max-iterations", "2", "--num-envs", "16", "--gpu-ids", "None")
     assert len(rows(only_run(tmp_path, name))) == 2
@@ -106,7 +117,7 @@ def test_tasks_have_no_mistakes_on_both_engines_and_train(
 
 @pytest.mark.slow
 def test_an_arm_learns_to_reach(output: Output, tmp_path: Path) -> None:
-    make("arm", write_robots(tmp_path / "sources")["arm"])
+    make_own("arm")
     output("train", "arm", "--gpu-ids", "None", "--agent.max-iterations", "60")
     learned = rows(only_run(tmp_path, "arm"))
     assert float(learned[0]["mean_reward"]) < 0 < float(learned[-1]["mean_reward"])
@@ -115,7 +126,7 @@ def test_an_arm_learns_to_reach(output: Output, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_quadruped_learns_to_walk(output: Output, tmp_path: Path) -> None:
-    make("quadruped", write_robots(tmp_path / "sources")["quadruped"])
+    make_own("quadruped")
     output("train", "quadruped", "--gpu-ids", "None", "--agent.max-iterations", "300")
     learned = rows(only_run(tmp_path, "quadruped"))
     # Of 0.51 m/s and 1.44 rad/s when it only stands.
@@ -123,22 +134,26 @@ def test_a_quadruped_learns_to_walk(output: Output, tmp_path: Path) -> None:
     assert float(learned[-1]["task/yaw_error"]) < 0.7
 
 
-def test_robots_on_legs_stand_in_their_home(tmp_path: Path) -> None:
-    files = write_robots(tmp_path / "sources")
+def stand(model: mujoco.MjModel, seconds: float) -> tuple[mujoco.MjData, float]:
+    """Stand in the home; return what is then, and the height as a share of that at the start."""
+    data = mujoco.MjData(model)
+    mujoco.mj_resetDataKeyframe(model, data, 0)
+    height = data.qpos[2].item()
+    mujoco.mj_step(model, data, round(seconds / model.opt.timestep))
+    return data, data.qpos[2] / height
+
+
+def test_robots_on_legs_stand_in_their_home() -> None:
     for name, seconds in (("quadruped", 2.0), ("closed", 2.0), ("biped", 0.5)):
-        model = model_of(make(name, files[name]))
-        data = mujoco.MjData(model)
-        mujoco.mj_resetDataKeyframe(model, data, 0)
-        height = data.qpos[2].item()
-        mujoco.mj_step(model, data, round(seconds / model.opt.timestep))
-        assert data.qpos[2] > 0.9 * height
+        model = model_of(make_own(name))
+        data, height = stand(model, seconds)
+        assert height > 0.9
         assert data.xmat[model.jnt_bodyid[0], 8] > 0.98
 
 
-def test_legs_bend_as_their_ranges_let_them_with_feet_below_hips(tmp_path: Path) -> None:
-    files = write_robots(tmp_path / "sources")
+def test_legs_bend_as_their_ranges_let_them_with_feet_below_hips() -> None:
     for name, joints, share in (("quadruped", 3, 0.7), ("biped", 5, 0.95)):
-        model = model_of(make(name, files[name]))
+        model = model_of(make_own(name))
         data, legs = mujoco.MjData(model), model.key_qpos[0, 7:].reshape(-1, joints)
         low, high = model.jnt_range[1:].T.reshape(2, -1, joints)
         assert ((low <= legs) & (legs <= high)).all()
@@ -152,39 +167,32 @@ def test_legs_bend_as_their_ranges_let_them_with_feet_below_hips(tmp_path: Path)
         assert below_hip[1] == pytest.approx(below_hip[0] * (1, 1, share), abs=0.005)
     # Nothing tells how a leg bends: it stays straight, and the question says so.
     text = QUADRUPED.replace('range="-150 -20"', 'range="-100 100"')
-    (tmp_path / "robot.xml").write_text(text.replace("-60 120", "-90 90"))
-    straight = make("straight", tmp_path / "robot.xml")
+    straight = make_of(text.replace("-60 120", "-90 90"), "straight")
     assert not model_of(straight).key_qpos[0, 7:].any()
     assert "bend legs; joints are at 0" in (straight / "README.md").read_text()
 
 
-def test_a_leg_of_four_joints_without_an_ankle_bends(tmp_path: Path) -> None:
+def test_a_leg_of_four_joints_without_an_ankle_bends() -> None:
     text = QUADRUPED
     for name in FEET:
         roll = f'<joint name="{name}_roll"'
         yaw = f'<joint name="{name}_yaw" axis="0 0 1" range="-40 40"/>'
         text = text.replace(roll, yaw + roll)
-    (tmp_path / "robot.xml").write_text(text)
-    model = model_of(make("four", tmp_path / "robot.xml"))
-    legs = model.key_qpos[0, 7:].reshape(4, 4)
+    legs = model_of(make_of(text)).key_qpos[0, 7:].reshape(4, 4)
     assert np.abs(legs[:, :2]).max() < 0.2
     assert legs[:, 2:] == pytest.approx(np.tile((0.8, -1.6), (4, 1)), abs=0.1)
 
 
-def test_a_very_small_robot_stands_with_a_shorter_physics_step(tmp_path: Path) -> None:
+def test_a_very_small_robot_stands_with_a_shorter_physics_step() -> None:
     def scaled(factor: float) -> Callable[[re.Match[str]], str]:
         return lambda found: " ".join(
             [f'{found[1]}="', *(f"{factor * float(x):.5g}" for x in found[2].split()), '"']
         )
 
     text = re.sub(r'(pos|size|fromto)="([^"]*)"', scaled(0.05), QUADRUPED)
-    (tmp_path / "robot.xml").write_text(re.sub(r'(mass)="([^"]*)"', scaled(1e-4), text))
-    model = model_of(make("tiny", tmp_path / "robot.xml"))
-    data = mujoco.MjData(model)
-    mujoco.mj_resetDataKeyframe(model, data, 0)
-    height = data.qpos[2].item()
-    mujoco.mj_step(model, data, round(2 / model.opt.timestep))
-    assert 0.8 * height < data.qpos[2] <= height
+    text = re.sub(r'(mass)="([^"]*)"', scaled(1e-4), text)
+    data, height = stand(model_of(make_of(text)), 2.0)
+    assert 0.8 < height <= 1.0
     assert not any(warning.number for warning in data.warning)
 
 
@@ -201,18 +209,16 @@ def test_a_frame_below_the_base_does_not_hide_legs(tmp_path: Path) -> None:
     assert "Is the frame `base_footprint` needed?" in readme
 
 
-def test_a_robot_that_is_turned_stands_on_the_same_legs(tmp_path: Path) -> None:
+def test_a_robot_that_is_turned_stands_on_the_same_legs() -> None:
     legs = leg("R", 0, -0.06) + leg("L", 0, 0.06)
     turned = '<body name="body" quat="0.7071 0 0 0.7071" pos="0 0 0.4">'
     text = QUADRUPED.replace(LEGS, legs).replace('<body name="body" pos="0 0 0.4">', turned)
-    (tmp_path / "robot.xml").write_text(text)
-    assert MARKS["legged"] in (make("turned", tmp_path / "robot.xml") / "env.py").read_text()
+    assert MARKS["legged"] in (make_of(text) / "env.py").read_text()
 
 
-def test_feet_do_not_depend_on_ground_of_the_files_own(tmp_path: Path) -> None:
+def test_feet_do_not_depend_on_ground_of_the_files_own() -> None:
     ground = '<worldbody><geom name="ground" type="box" size="9 9 0.1" pos="0 0 -0.1"/>'
-    (tmp_path / "robot.xml").write_text(QUADRUPED.replace("<worldbody>", ground))
-    folder = make("ground", tmp_path / "robot.xml")
+    folder = make_of(QUADRUPED.replace("<worldbody>", ground))
     assert '"FR_calf_foot"' in (folder / "env.py").read_text()
     assert "beside the robot, `ground`, needed?" in (folder / "README.md").read_text()
 
@@ -238,28 +244,23 @@ ASKED = {
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_what_a_file_does_not_say_is_asked(tmp_path: Path, case: str) -> None:
+def test_what_a_file_does_not_say_is_asked(case: str) -> None:
     text, question = ASKED[case]
-    (tmp_path / "robot.xml").write_text(text)
-    assert question in (make("robot", tmp_path / "robot.xml") / "README.md").read_text()
+    assert question in (make_of(text) / "README.md").read_text()
 
 
-def test_feet_are_found_and_named(tmp_path: Path) -> None:
-    files = write_robots(tmp_path / "sources")
-    quadruped, biped = (
-        (make(name, files[name]) / "env.py").read_text() for name in ("quadruped", "biped")
-    )
+def test_feet_are_found_and_named() -> None:
+    quadruped, biped = ((make_own(n) / "env.py").read_text() for n in ("quadruped", "biped"))
     assert re.findall('"(.*_foot)",', quadruped) == [f"{leg}_calf_foot" for leg in FEET]
     assert re.findall('"(.*_foot)",', biped) == ["left_foot", "right_foot"]
     assert 'base = "pelvis"' in biped
 
 
-def test_gains_follow_from_the_limits_of_a_file_and_else_from_mass(tmp_path: Path) -> None:
-    files = write_robots(tmp_path / "sources")
-    biped = model_of(make("biped", files["biped"]))
+def test_gains_follow_from_the_limits_of_a_file_and_else_from_mass() -> None:
+    biped = model_of(make_own("biped"))
     assert (biped.actuator_forcerange[:, 1] == 40).all()
     assert biped.actuator("left_knee_joint").gainprm[0] == pytest.approx(40 / 0.25)
-    quadruped = make("quadruped", files["quadruped"])
+    quadruped = make_own("quadruped")
     torque = model_of(quadruped).actuator_forcerange[:, 1]
     weight = 9.81 * model_of(quadruped).body("body").subtreemass[0]
     assert (torque > 0.05 * weight).all()  # N·m, with legs of 0.3 m.
@@ -268,12 +269,8 @@ def test_gains_follow_from_the_limits_of_a_file_and_else_from_mass(tmp_path: Pat
 
 
 @pytest.mark.parametrize("armature", [0.0, 1.0])
-def test_accelerations_of_joints_without_armature_cost_no_more_than_others(
-    tmp_path: Path, armature: float
-) -> None:
-    text = QUADRUPED.replace("<joint ", f'<joint armature="{armature}" ')
-    (tmp_path / "robot.xml").write_text(text)
-    model = model_of(make("robot", tmp_path / "robot.xml"))
+def test_accelerations_of_joints_without_armature_cost_no_more_than_others(armature: float) -> None:
+    model = model_of(make_of(QUADRUPED.replace("<joint ", f'<joint armature="{armature}" ')))
     config = discover({}).tasks["robot"].task.env
     assert isinstance(config, VelocityConfig)
     weight, least = config.weights.acceleration, -1e-7
@@ -282,22 +279,19 @@ def test_accelerations_of_joints_without_armature_cost_no_more_than_others(
     assert least * most > -24 if armature else least * most < -24
 
 
-def test_a_heavy_robot_has_weights_that_are_not_0(tmp_path: Path) -> None:
+def test_a_heavy_robot_has_weights_that_are_not_0() -> None:
     text = re.sub('mass="([^"]*)"', lambda found: f'mass="{300 * float(found[1])}"', QUADRUPED)
-    (tmp_path / "robot.xml").write_text(text)
-    make("robot", tmp_path / "robot.xml")
+    make_of(text)
     config = discover({}).tasks["robot"].task.env
     assert isinstance(config, VelocityConfig)
     weights = config.weights
     assert max(weights.torque, weights.power, weights.acceleration) < 0
 
 
-def test_motors_become_controllers_for_legs_with_their_own_limits(tmp_path: Path) -> None:
+def test_motors_become_controllers_for_legs_with_their_own_limits() -> None:
     names = [f"{leg}_{part}" for leg in FEET for part in ("roll", "pitch", "knee")]
     motors = "".join(f'<motor joint="{name}" gear="2" ctrlrange="-7 7"/>' for name in names[::-1])
-    text = QUADRUPED.replace("</mujoco>", f"<actuator>{motors}</actuator></mujoco>")
-    (tmp_path / "robot.xml").write_text(text)
-    folder = make("motors", tmp_path / "robot.xml")
+    folder = make_of(QUADRUPED.replace("</mujoco>", f"<actuator>{motors}</actuator></mujoco>"))
     model = model_of(folder)
     assert model.actuator_trnid[:, 0].tolist() == list(range(1, 13))
     assert (model.actuator_forcerange[:, 1] == 14).all()
@@ -305,15 +299,14 @@ def test_motors_become_controllers_for_legs_with_their_own_limits(tmp_path: Path
     assert "12 actuators in place of 12 others" in (folder / "README.md").read_text()
 
 
-def test_controllers_without_damping_get_some_and_a_keyframe_their_controls(tmp_path: Path) -> None:
+def test_controllers_without_damping_get_some_and_a_keyframe_their_controls() -> None:
     names = [f"{leg}_{part}" for leg in FEET for part in ("roll", "pitch", "knee")]
     motors = "".join(f'<position joint="{name}" kp="30"/>' for name in names)
     angles = "0 0.8 -1.6 " * 4
     more = f"""<actuator>{motors}</actuator>
       <keyframe><key qpos="0 0 0.3 1 0 0 0 {angles}" ctrl="{"0.1 " * 12}"/></keyframe></mujoco>"""
     text = QUADRUPED.replace('pos="0 0 0.4">', 'pos="0 0 0.4"><freejoint/>')
-    (tmp_path / "robot.xml").write_text(text.replace("</mujoco>", more))
-    folder = make("robot", tmp_path / "robot.xml")
+    folder = make_of(text.replace("</mujoco>", more))
     assert MARKS["legged"] in (folder / "env.py").read_text()
     model = model_of(folder)
     assert (model.actuator_gainprm[:, 0] == 30).all()
@@ -333,8 +326,8 @@ def test_a_model_that_lacks_nothing_stays_as_it_is(capsys: pytest.CaptureFixture
     assert printed.count("added: ") == 2  # Ground and sensors.
 
 
-def test_closed_loops_have_motors_near_the_base_and_a_question(tmp_path: Path) -> None:
-    folder = make("closed", write_robots(tmp_path / "sources")["closed"])
+def test_closed_loops_have_motors_near_the_base_and_a_question() -> None:
+    folder = make_own("closed")
     model = model_of(folder)
     driven = [model.joint(joint).name for joint in model.actuator_trnid[:, 0]]
     assert driven == ["left_front", "left_back", "right_front", "right_back"]
@@ -349,8 +342,7 @@ def test_a_link_that_follows_another_has_no_motor(tmp_path: Path) -> None:
         '<child link="link2"/>', f'<child link="link2"/>{mimic}'
     )
     write_stl(tmp_path / "meshes/a.stl")
-    (tmp_path / "robot.urdf").write_text(text)
-    model = model_of(make("arm", tmp_path / "robot.urdf"))
+    model = model_of(make_of(text, kind="urdf"))
     assert [model.actuator(i).name for i in range(model.nu)] == ["joint0", "joint1", "joint3"]
     assert model.neq == 1
 
@@ -384,14 +376,13 @@ def test_meshes_are_found_beside_the_file_and_copied_in_their_folders(tmp_path: 
     write_obj(tmp_path / "collision/link.obj", 0.06)
     one, other = (f"package://own_arm/{kind}/link.obj" for kind in ("visual", "collision"))
     text = other.join(urdf_arm(one).rsplit(one, 1))
-    (tmp_path / "robot.urdf").write_text(text)
-    folder = make("arm", tmp_path / "robot.urdf")
+    folder = make_of(text, kind="urdf")
     copies = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.obj"))
     assert copies == ["collision/link.obj", "visual/link.obj"]
     assert model_of(folder).nmesh == 2
     # A package with other folders, of which only the meshes were copied beside the file.
-    (tmp_path / "robot.urdf").write_text(urdf_arm("package://other/deep/link.obj"))
-    assert model_of(make("arm2", tmp_path / "robot.urdf")).nmesh == 1
+    deep = urdf_arm("package://other/deep/link.obj")
+    assert model_of(make_of(deep, "arm", "urdf")).nmesh == 1
 
 
 def test_an_mjcf_with_includes_and_folders_of_meshes_becomes_one_file(tmp_path: Path) -> None:
