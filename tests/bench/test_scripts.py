@@ -3,15 +3,16 @@
 import importlib
 import json
 import math
-import os
 import runpy
 import subprocess
 import sys
-import textwrap
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace as Space
 from typing import Any
 
 import pytest
+import torch
 
 from mjfleet.bench.result import Spread
 from mjfleet.config import AgentConfig, EnvConfig, TrainConfig, to_dict
@@ -19,107 +20,97 @@ from mjfleet.config import AgentConfig, EnvConfig, TrainConfig, to_dict
 from ..conftest import Run
 from .tiny import BENCHMARKS, measured, run_script
 
-STAND_INS = {
-    "mjlab/rl.py": """
-        class Logger:
-            def process_env_step(self, rewards, dones, extras, intrinsic_rewards=None): pass
-            def log(self, it, collect_time, learn_time, **others): pass
 
-        class MjlabOnPolicyRunner:
-            def __init__(self):
-                self.logger = Logger()
-    """,
-    "mjlab/tasks/registry.py": """
-        from dataclasses import dataclass, field
-        from types import SimpleNamespace as Space
-
-        @dataclass
-        class Network:
-            hidden_dims: tuple = ()
-            class_name: str = "MLPModel"
-            distribution_cfg: dict | None = None
-        @dataclass
-        class Algorithm:
-            gamma: float = 0.5
-        @dataclass
-        class Agent:
-            actor: Network = field(default_factory=Network)
-            critic: Network = field(default_factory=Network)
-            algorithm: Algorithm = field(default_factory=Algorithm)
-
-        TASKS = {}
-
-        def load_env_cfg(task):
-            assert task == "Mjlab-Cartpole-Balance"
-            mujoco = Space(timestep=0.02, integrator="euler")
-            return Space(decimation=5, episode_length_s=50.0, scale_rewards_by_dt=True,
-                         sim=Space(mujoco=mujoco), scene=Space(num_envs=1),
-                         rewards={"smooth_reward": Space(func=earn)})
-        def earn(env, cart_cfg, hinge_cfg):
-            return (4 + 1 - 0.9 * env.action_manager.action.squeeze(-1) ** 2) / 5
-        def load_rl_cfg(task):
-            return Agent()
-        def load_runner_cls(task):
-            return None
-        def register_mjlab_task(task, env, play_env_cfg, rl_cfg, runner_cls):
-            TASKS[task] = env, rl_cfg, runner_cls
-    """,
-    "mjlab/scripts/train.py": """
-        import sys
-        from types import SimpleNamespace as Space
-        import torch
-        from mjlab.tasks.registry import TASKS
-
-        class Reward(float):
-            def mean(self): return self
-
-        def main():
-            task, *flags = sys.argv[1:]
-            assert flags == ["--log-root", "logs", "--gpu-ids", "None"]
-            env, agent, runner = TASKS[task]
-            assert env.scene.num_envs == 7 and env.sim.mujoco.timestep == 0.01
-            assert agent.algorithm.gamma == 0.99
-            assert agent.actor.hidden_dims == [256, 128, 64]
-            assert "init_std" in agent.actor.distribution_cfg
-            reward = env.rewards["smooth_reward"].func
-            control = torch.tensor([[0.0], [0.5], [-1.0], [2.0]])
-            earned = reward(Space(action_manager=Space(action=control)), None, None)
-            torch.testing.assert_close(earned[:3], torch.tensor([1.0, 0.95, 0.8]))
-            print("chatter")
-            logger = runner().logger
-            for it in range(agent.max_iterations):
-                for reward in (1.0, 2.0):
-                    logger.process_env_step(Reward(reward + it), None, None)
-                logger.log(it=it, collect_time=0.25, learn_time=0.5)
-    """,
-}
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts, as modules."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
 
 
-@pytest.mark.slow
-def test_the_driver_gives_our_settings_and_tells_each_iteration(tmp_path: Path) -> None:
-    for name, text in STAND_INS.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text))
+@dataclass
+class Network:
+    """A network's settings, as mjlab has them."""
+
+    hidden_dims: tuple[int, ...] = ()
+    class_name: str = "MLPModel"
+    distribution_cfg: dict[str, Any] | None = None
+
+
+@dataclass
+class Algorithm:
+    """PPO's settings; mjlab has more."""
+
+    gamma: float = 0.5
+
+
+class MjlabRunner:
+    """A runner that logs two steps of each of two iterations."""
+
+    def __init__(self) -> None:
+        self.logger = Space(process_env_step=lambda *_: None, log=lambda **_: None)
+
+    def learn(self) -> None:
+        for it in range(2):
+            for reward in (1.0, 2.0):
+                self.logger.process_env_step(torch.tensor([reward + it]), None, None)
+            self.logger.log(it=it, collect_time=0.25, learn_time=0.5)
+
+
+def test_the_driver_gives_our_settings_and_tells_each_iteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mujoco = Space(timestep=0.02, integrator="euler")
+    env = Space(
+        decimation=1, episode_length_s=1.0, scale_rewards_by_dt=True, sim=Space(mujoco=mujoco),
+        scene=Space(num_envs=1), rewards={"smooth_reward": Space(func=mjlabs_reward)},
+    )  # fmt: skip
+    agent = Space(actor=Network(), critic=Network(), algorithm=Algorithm())
+    registered: dict[str, Any] = {}
+    mjlab = Space(
+        load_env_cfg={"Mjlab-Cartpole-Balance": env}.get, load_rl_cfg=lambda task: agent,
+        load_runner_cls=lambda task: None, MjlabOnPolicyRunner=MjlabRunner,
+        register_mjlab_task=lambda name, env, **more: registered.update(more, name=name, env=env),
+        main=lambda: registered["runner_cls"]().learn(),
+    )  # fmt: skip
+    for name in ("tasks", "tasks.registry", "scripts.train", "rl"):
+        monkeypatch.setitem(sys.modules, f"mjlab.{name}", mjlab)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setenv("MUJOCO_GL", "disabled")
     config = TrainConfig(
         env=EnvConfig(num_envs=7, decimation=5, episode_seconds=50.0),
         agent=AgentConfig(max_iterations=2),
     )
-    request = {
-        "worker": {"config": to_dict(config), "devices": ["cpu"], "run_dir": "logs"},
-        "peer_task": {"name": "Mjlab-Cartpole-Balance", "timestep": 0.01, "integrator": "euler"},
-    }
-    result = subprocess.run(
-        [sys.executable, BENCHMARKS / "peer_driver.py", json.dumps(request)],
-        check=False, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    first, *iterations = [json.loads(line) for line in result.stdout.splitlines()]
+    worker = {"config": to_dict(config), "devices": ["cpu"], "run_dir": "logs"}
+    task = {"name": "Mjlab-Cartpole-Balance", "timestep": 0.01, "integrator": "implicitfast"}
+    written: list[dict[str, Any]] = []
+    importlib.import_module("peer_driver").train_mjlab(worker, task, written.append)
+    assert sys.argv[1:] == [registered["name"], "--log-root", "logs", "--gpu-ids", "None"]
+    assert (registered["env"], registered["rl_cfg"]) == (env, agent)
+    assert (env.scene.num_envs, env.decimation, env.episode_length_s) == (7, 5, 50.0)
+    assert (mujoco.timestep, mujoco.integrator) == (0.01, "implicitfast")
+    assert not env.scale_rewards_by_dt
+    assert (agent.algorithm.gamma, agent.max_iterations) == (0.99, 2)
+    assert agent.actor.hidden_dims == [256, 128, 64]
+    assert "init_std" in agent.actor.distribution_cfg
+    control = Space(action=torch.tensor([[0.0], [0.5], [-1.0]]))
+    earned = env.rewards["smooth_reward"].func(Space(action_manager=control), None, None)
+    torch.testing.assert_close(earned, torch.tensor([1.0, 0.95, 0.8]))
+    first, *iterations = written
     assert any("algorithm.desired_kl" in setting for setting in first["lacks"])
     assert iterations == [
         {"iteration": n, "collect_seconds": 0.25, "learn_seconds": 0.5, "mean_reward": n + 0.5}
         for n in (1, 2)
     ]
+
+
+def test_nothing_but_what_the_driver_writes_reaches_its_output() -> None:
+    code = "import peer_driver as d; write = d.take_output(); print('chatter'); write({'a': 1})"
+    shown = subprocess.check_output([sys.executable, "-c", code], cwd=BENCHMARKS, text=True)
+    assert shown == '{"a": 1}\n'
+
+
+def mjlabs_reward(env: Any, cart_cfg: Any, hinge_cfg: Any) -> torch.Tensor:
+    return (4 + 1 - 0.9 * env.action_manager.action.squeeze(-1) ** 2) / 5
 
 
 @pytest.mark.parametrize(
@@ -137,7 +128,6 @@ def test_a_mistake_is_told_and_leaves_nothing(
     script: str, flags: list[str], words: str, here: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.setattr(sys, "argv", [script, *flags])
     for name in ("CUDA_VISIBLE_DEVICES", "PATH"):
         monkeypatch.setenv(name, "")
@@ -296,13 +286,6 @@ def test_reference_runs_are_added_to_those_of_other_tasks(run: Run, tmp_path: Pa
     assert (folder / "reference.png").is_file()
 
 
-@pytest.fixture
-def learning(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script, as a module."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("learning")
-
-
 def learned(*rewards: float) -> list[dict[str, Any]]:
     """A run with an iteration every two seconds."""
     return [
@@ -311,7 +294,8 @@ def learned(*rewards: float) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_run_is_good_once_it_stays_so(learning: Any) -> None:
+def test_a_run_is_good_once_it_stays_so() -> None:
+    learning = importlib.import_module("learning")
     early, late, never = learned(1, 1, 1), learned(1, 0.5, 1), learned(1, 1, 0.5)
     one = Spread(0.001, 0.001, 0.001), Spread(2.0, 2.0, 2.0)
     for runs, *good in (
@@ -322,7 +306,9 @@ def test_a_run_is_good_once_it_stays_so(learning: Any) -> None:
         assert learning.table_of({"best": [early], "others": runs}, []).rows[1][-3:] == good
 
 
-def test_a_condition_holds_for_the_mean_of_ten_iterations_and_all_at_once(learning: Any) -> None:
+def test_a_condition_holds_for_the_mean_of_ten_iterations_and_all_at_once() -> None:
+    learning = importlib.import_module("learning")
+
     def when(conditions: list[str], **metrics: list[float]) -> int | None:
         rows = [dict(zip(metrics, row, strict=True)) for row in zip(*metrics.values(), strict=True)]
         return learning.reached([learning.condition(text) for text in conditions], rows)
