@@ -76,18 +76,17 @@ def select(wanted: Iterable[str], known: Sequence[str]) -> list[str]:
 
 
 def by_heading(columns: Iterable[str]) -> dict[str, list[str]]:
-    """Return the columns that are drawn, by what comes before the slash in their names."""
+    """Return columns by what comes before the slash in their names."""
     found: dict[str, list[str]] = {}
     for column in columns:
-        if column not in NOT_DRAWN:
-            found.setdefault(column.rpartition("/")[0] or "training", []).append(column)
+        found.setdefault(column.rpartition("/")[0] or "training", []).append(column)
     return found
 
 
 def changing(curves: Collection[Curves]) -> list[str]:
-    """Return the columns that have different values in these curves, in one or among them."""
+    """Return columns to draw: those with different values in these curves, in one or among them."""
     found = []
-    for name in dict.fromkeys(name for some in curves for name in some):
+    for name in dict.fromkeys(n for some in curves for n in some if n not in NOT_DRAWN):
         values = np.concatenate([some[name][0] for some in curves if name in some])
         found += [name] * (len(np.unique(values[~np.isnan(values)])) > 1)
     return found
