@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mjfleet.rl.runner import Runner
 
 MAX_ENVS = 64
-VERSION_ENTRY = "mjfleet_version"  # Marks the metadata as written by `mjfleet export`.
+VERSION_ENTRY = "mjfleet_version"  # Marks what `mjfleet export` has written.
 PRETRAINED = "pretrained"
 FORMATS = {
     "onnx": (".onnx", ("onnx", "onnxruntime", "onnxscript")),
@@ -167,12 +167,10 @@ def _write(output: Path, contents: dict[str, bytes]) -> None:
 
 def _refuse_to_replace(output: Path, kind: str, task: str) -> None:
     """Raise UserError if files would be replaced that are not of an export of the same task."""
-    suffixes, mark, known = (output.suffix, ".mjb", ".json"), VERSION_ENTRY, None
-    if kind == PRETRAINED:
-        suffixes, mark = (output.suffix,), PLAYED
+    known, beside = about(output), () if kind == PRETRAINED else (".json", ".mjb")
     with suppress(OSError, ValueError):  # Then it is no export.
-        known = about(output) if mark == PLAYED else read_json(output.with_suffix(".json"))
-    is_export = isinstance(known, dict) and mark in known and known.get("task") == task
-    for file in map(output.with_suffix, suffixes):
+        known = known or read_json(output.with_suffix(".json"))
+    is_export = isinstance(known, dict) and VERSION_ENTRY in known and known.get("task") == task
+    for file in map(output.with_suffix, (output.suffix, *beside)):
         if file.exists() and not is_export:
             raise UserError(f"--output {output}: {file} is not of an export of {task}.")
