@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -14,14 +14,12 @@ from typing import Any
 import pytest
 
 from mjfleet.config import AgentConfig, WandbConfig
-from mjfleet.loggers import csv_logger, logger_group, wandb_logger
+from mjfleet.loggers import logger_group, wandb_logger
 from mjfleet.loggers.logger import Row
 from mjfleet.loggers.logger_group import LoggerGroup
-from mjfleet.runs import metrics_csv
+from mjfleet.loggers.tensorboard_logger import TensorBoardLogger
 from mjfleet.runs.run_json import write_record
-from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE
 from .recorded import history, records
 
 ROWS = [
@@ -56,14 +54,6 @@ def read_scalars(run_dir: Path, tag: str) -> list[tuple[int, float]]:
     events = EventAccumulator(str(run_dir))
     events.Reload()
     return [(event.step, event.value) for event in events.Scalars(tag)]
-
-
-def write_and_wait(loggers: LoggerGroup, folder: Path, row: Row) -> None:
-    """Write a row, and wait until TensorBoard's file has it."""
-    size = lambda: sum(file.stat().st_size for file in folder.glob("events.out.*"))  # noqa: E731
-    before = size()
-    loggers.write(row)
-    assert wait_until(lambda: size() > before, PATIENCE)
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -120,11 +110,12 @@ def test_a_file_without_a_sound_header_starts_anew(tmp_path: Path, content: byte
 
 def test_columns_of_both_parts_are_kept_when_a_term_is_replaced(tmp_path: Path) -> None:
     log(tmp_path, CSV, {"iteration": 1, "old": 0.5, "kept": 1.0})
-    log(tmp_path, CSV, {"iteration": 2, "kept": 2.0, "new": 0.25}, resumed_from=1)
-    assert read_csv(tmp_path) == [
-        {"iteration": "1", "old": "0.5", "kept": "1.0", "new": ""},
-        {"iteration": "2", "old": "", "kept": "2.0", "new": "0.25"},
-    ]
+    later = {"iteration": 3, "kept": 3.0, "evaluated": 9.0}  # A column of this iteration alone.
+    rows = ({"iteration": 2, "kept": 2.0, "new": 0.25}, later, {"iteration": 4, "kept": 4.0})
+    log(tmp_path, CSV, *rows, resumed_from=1)
+    header, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert header == "iteration,old,kept,new,evaluated"
+    assert lines == ["1,0.5,1.0,,", "2,,2.0,0.25,", "3,,3.0,,9.0", "4,,4.0,,"]
 
 
 FULL_DISK = """
@@ -141,7 +132,6 @@ before, full, resumed_from = map(int, sys.argv[2:])
 logger = CsvLogger(Path(sys.argv[1]) / "metrics.csv", resumed_from)
 if before == 0:
     limit(0)
-logger.open()
 first = resumed_from + 1
 for iteration in range(first, first + 100):
     if iteration == first + before:
@@ -149,7 +139,7 @@ for iteration in range(first, first + 100):
     if iteration == first + before + full:
         limit(resource.RLIM_INFINITY)
     logger.write({"iteration": iteration, "value": 1 / iteration, "none": None})
-logger.close(False)
+logger.close()
 print("trained")
 """
 
@@ -289,43 +279,18 @@ def test_several_loggers_at_once_and_wandb_keeps_videos_and_checkpoints(
     assert Path(file.local_path).is_relative_to(tmp_path)
 
 
-@pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Let reading metrics.csv hang, as on a server that does not answer, until this is called."""
-    has_answered = Event()
-
-    def read(*arguments: Any) -> Any:
-        assert has_answered.wait(60)
-        return metrics_csv.read_rows(*arguments)
-
-    monkeypatch.setattr(csv_logger, "read_rows", read)
-    yield has_answered.set
-    has_answered.set()
-
-
-@pytest.mark.usefixtures("hanging")
-def test_a_logger_that_hangs_keeps_a_run_from_ending_for_a_limited_time(
+def test_a_logger_that_hangs_delays_no_row_and_the_end_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    has_answered = Event()
+    monkeypatch.setattr(TensorBoardLogger, "write", lambda *_: has_answered.wait(60))
     monkeypatch.setattr(logger_group, "CLOSE_SECONDS", 1.0)
     with LoggerGroup(tmp_path, FILES, {}) as loggers:
-        write_and_wait(loggers, tmp_path, ROWS[0])
-    (warning,) = warnings_in(caplog)
-    assert "metrics.csv" in warning
-
-
-def test_a_checkpoint_waits_for_the_rows_before_it_but_not_for_ever(
-    tmp_path: Path, hanging: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with LoggerGroup(tmp_path, FILES, {}) as loggers:
         loggers.write(ROWS[0])
-        monkeypatch.setattr(logger_group, "SETTLE_SECONDS", 0.1)
-        loggers.settle()  # The file's thread waits for an answer.
-        hanging()
-        monkeypatch.undo()
-        loggers.write(ROWS[1])
-        loggers.settle()
-        assert len(read_csv(tmp_path)) == 2
+        assert len(read_csv(tmp_path)) == 1
+    has_answered.set()
+    (warning,) = warnings_in(caplog)
+    assert "TensorBoard" in warning
 
 
 @pytest.fixture(params=["refuses", "never answers"])

@@ -1,21 +1,24 @@
 """Writes metrics.csv: a header, then one row per iteration. Runs in rank 0."""
 
 import csv
+import errno
 import io
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import os
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mjfleet.loggers.logger import Logger, Row
+from mjfleet.loggers.logger import Row
 from mjfleet.runs.metrics_csv import read_rows
-from mjfleet.utils.atomic_write import extend, write_atomically
+from mjfleet.utils.atomic_write import write_atomically
 
 logger = logging.getLogger(__name__)
 
 
-class CsvLogger(Logger):
-    """Creates the file at once; each row is there completely or not at all.
+class CsvLogger:
+    """Has each row in the file, whole, when `write` returns.
 
     When a run resumes, rows up to iteration `resumed_from` are kept. Later ones are dropped, since
     they are trained again. A new column is appended, and is empty in earlier rows. A row that does
@@ -25,30 +28,28 @@ class CsvLogger(Logger):
     def __init__(self, path: Path, resumed_from: int) -> None:
         self._path, self._resumed_from = path, resumed_from
         self._columns: list[str] = []
-        self._length: int | None = None  # Bytes of complete rows. None: the file is not ours yet.
+        self._file: io.FileIO | None = None  # None: it still has the rows of earlier attempts.
         self._waiting: list[Row] = []
         self._has_warned = False
 
-    def open(self) -> None:
-        self._save()
-
     def write(self, row: Row) -> None:
+        """Append a row, after those that wait."""
         self._waiting.append(row)
         self._save()
 
-    def close(self, has_failed: bool) -> None:
+    def close(self) -> None:
+        """Append the rows that wait, and close the file."""
         self._save()
+        if self._file:
+            self._file.close()
 
     def _save(self) -> None:
         try:
-            if self._length is None:
-                self._replace(*read_rows(self._path, self._resumed_from))
             while self._waiting:
                 row = self._waiting[0]
-                if new := [name for name in row if name not in self._columns]:
-                    columns, rows = read_rows(self._path)
-                    self._replace([*columns, *new], rows)
-                self._length = extend(self._path, self._length or 0, _text(self._columns, [row]))
+                if self._file is None or not row.keys() <= {*self._columns}:
+                    self._file = self._with_columns(row)
+                _append(self._file, _text(self._columns, [row]))
                 del self._waiting[0]
         except OSError as error:
             if not self._has_warned:
@@ -56,14 +57,30 @@ class CsvLogger(Logger):
                 plan = "not written; training continues, and each row tries again"
                 logger.warning("%s: %s: %s", self._path.name, plan, error)
 
-    def _replace(self, columns: list[str], rows: Iterable[Mapping[str, Any]]) -> None:
-        header = [dict(zip(columns, columns, strict=True))] if columns else []
-        content = _text(columns, [*header, *rows])
+    def _with_columns(self, names: Collection[str]) -> io.FileIO:
+        """Replace the file by one that has these columns too; return it, open at its end."""
+        columns, rows = read_rows(self._path, math.inf if self._file else self._resumed_from)
+        columns = list(dict.fromkeys((*columns, *names)))
+        content = _text(columns, [dict(zip(columns, columns, strict=True)), *rows])
         write_atomically(self._path, lambda file: file.write(content))
-        self._columns, self._length = columns, len(content)
+        if self._file:
+            self._file.close()
+        self._columns = columns
+        return self._path.open("ab", buffering=0)
 
 
-def _text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
+def _append(file: io.FileIO, data: bytes) -> None:
+    """Append data; on a failure, such as a full disk, the file stays as it was."""
+    length = file.seek(0, os.SEEK_END)
+    try:
+        if file.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        file.truncate(length)
+        raise
+
+
+def _text(columns: Collection[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
     text = io.StringIO()
     csv.DictWriter(text, columns).writerows(rows)
     return text.getvalue().encode()

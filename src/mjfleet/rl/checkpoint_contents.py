@@ -1,7 +1,6 @@
 """Saves the complete state of a run, and resumes a run from it. Runs in a worker."""
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +59,11 @@ class Checkpointer:
                         *(folder / BEST, best["judged_by"], now),
                     )
 
-    def save(self, is_last: bool, before: Callable[[], object] = lambda: None) -> list[Path]:
+    def save(self, is_last: bool) -> list[Path]:
         """Write the checkpoints that are due. All ranks call this at the same time.
 
-        One is due every `agent.save_interval` iterations and at the end. BEST is due after an
-        evaluation with the greatest return so far.
-
-        Args:
-            is_last: no iteration follows.
-            before: called before this rank writes.
+        One is due every `agent.save_interval` iterations and at the end, when `is_last`. BEST is
+        due after an evaluation with the greatest return so far.
 
         Returns:
             The files that this rank has written.
@@ -94,7 +89,6 @@ class Checkpointer:
                 ranks = [{"env": env | {"states": env["states"] | {"rows": {}, "sizes": {}}}}]
             if rank != 0:
                 return []
-            before()
             data = self.packed(ranks)
             return paths if self._schedule.write(paths, data, is_last=is_last) else []
 

@@ -35,23 +35,6 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         aside.unlink(missing_ok=True)
 
 
-def extend(path: Path, length: int, data: bytes) -> int:
-    """Write `data` after the first `length` bytes of a file, and return the new length.
-
-    Bytes after `length` are cut off. On a failure the file ends after `length` bytes, so that no
-    reader finds half a row, and the same call can be tried again. OSError, as on a full disk.
-    """
-    try:
-        with path.open("r+b") as file:
-            file.truncate(length)
-            file.seek(length)
-            file.write(data)
-    except OSError:
-        os.truncate(path, length)  # A full disk may have taken the first part of `data`.
-        raise
-    return length + len(data)
-
-
 def digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a folder by its path in it, compiled Python excepted."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())

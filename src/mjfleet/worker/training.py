@@ -103,14 +103,14 @@ def train_and_log(
             iteration = runner.current_learning_iteration
             if iteration == begun + 1:
                 adopt_attempt(run_dir, begun)
-            with runner.heartbeat.excused():  # A terminal may be paused.
+            with runner.heartbeat.excused():  # A terminal may be paused, or a disk not answer.
                 progress.iteration(row, runner.warnings)
-            loggers.write(row)
+                loggers.write(row)
             if videos:
                 videos.iteration(iteration)
 
         def save(is_last: bool) -> list[Path]:
-            paths = checkpointer.save(is_last, before=loggers.settle)
+            paths = checkpointer.save(is_last)
             for path in paths:
                 loggers.checkpoint(path, runner.current_learning_iteration)
             return paths
