@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from mjfleet.config import from_dict, to_dict
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.worker_args import WorkerArgs
 
-from ..conftest import PATIENCE, POISON, Output, Refusal, Run
+from ..conftest import PATIENCE, POISON, Output, Refusal, Run, Start
 from ..env.test_env import BUNDLED
 from .tiny import measured
 
@@ -57,21 +55,17 @@ def test_two_workers_are_compared_with_one(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing(start: Start, tmp_path: Path) -> None:
     scratch = tmp_path / "temporary"
     scratch.mkdir()
-    script = "from mjfleet.cli.dispatcher import main; main()"
-    command = ["bench", "scaling", "cartpole-balance", "--iterations", "100000", "--workers", "1"]
-    with subprocess.Popen(
-        [sys.executable, "-c", script, *command, "--gpu-ids", "None"],
-        cwd=tmp_path,
-        env=os.environ | {"TMPDIR": str(scratch)},
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        assert wait_until(lambda: bool(list(scratch.glob("*/run/metrics.csv"))), PATIENCE)
-        children = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
+    process = start(
+        "mjfleet", "bench", "scaling", "cartpole-balance", "--iterations", "100000",
+        "--workers", "1", "--gpu-ids", "None", environ=os.environ | {"TMPDIR": str(scratch)},
+    )  # fmt: skip
+    assert wait_until(lambda: bool(list(scratch.glob("*/run/metrics.csv"))), PATIENCE)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    assert process.wait() == 130
     assert children
     assert not [child for child in children if child.is_running()]
     assert not list(scratch.iterdir())

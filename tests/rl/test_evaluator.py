@@ -62,6 +62,11 @@ def build(
     return runner, Checkpointer(runner, TASK, folder, keep)
 
 
+def evaluator(every: int, kind: Any = ShortEnv, total: int = 4) -> Evaluator:
+    """Return one for every so many iterations, of all of so many environments."""
+    return Evaluator(make_env(kind, EnvShard(0, total, total)), every)
+
+
 def evaluations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What does not depend on the clock."""
     names = [name for name in rows[0] if name.startswith("eval/") and name != "eval/seconds"]
@@ -71,13 +76,9 @@ def evaluations(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("variant", ["plain", "lstm"])
 def test_training_is_the_same_with_and_without_it_and_resumed(tmp_path: Path, variant: str) -> None:
     changes = VARIANTS[variant]
-
-    def evaluator() -> Evaluator:
-        return Evaluator(make_env(share=EnvShard(0, 4, 4)), 2)
-
     plain = train(*build(tmp_path / "plain", agent(5, **changes)))
     assert not any(name.startswith("eval/") for name in plain[0])
-    whole = train(*build(tmp_path / "whole", agent(5, **changes), evaluator()))
+    whole = train(*build(tmp_path / "whole", agent(5, **changes), evaluator(2)))
     for row, other in zip(plain, whole, strict=True):
         for name in ("total_steps", "mean_return", "mean_reward", "loss/value", "learning_rate"):
             assert row[name] == other[name]
@@ -95,11 +96,11 @@ def test_training_is_the_same_with_and_without_it_and_resumed(tmp_path: Path, va
     assert all(row["eval/reward/balance"] == row["eval/return"] for row in whole)
 
     parts = tmp_path / "parts"
-    runner, checkpointer = build(parts, agent(5, **changes), evaluator())
+    runner, checkpointer = build(parts, agent(5, **changes), evaluator(2))
     stops = iter([None, None, 2])
     first: list[dict[str, Any]] = []
     runner.train(first.append, lambda: next(stops), checkpointer.save)
-    runner, checkpointer = build(parts, agent(5, **changes), evaluator())
+    runner, checkpointer = build(parts, agent(5, **changes), evaluator(2))
     assert checkpointer.resume(parts / "model_3.pt") == []
     assert evaluations(first + train(runner, checkpointer)) == evaluations(whole)
     assert runner.best_return == best
@@ -110,8 +111,7 @@ def test_the_best_policy_is_kept_however_far_back_a_run_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def part(iterations: int) -> tuple[Runner, Checkpointer]:
-        evaluator = Evaluator(make_env(share=EnvShard(0, 4, 4)), 1)
-        return build(tmp_path, agent(iterations, save_interval=1), evaluator, keep=2)
+        return build(tmp_path, agent(iterations, save_interval=1), evaluator(1), keep=2)
 
     rows = train(*part(6))
     reached = [row["eval/return"] for row in rows]
@@ -130,9 +130,8 @@ def test_the_best_policy_is_kept_however_far_back_a_run_goes_on(
     assert (tmp_path / "best.pt").read_bytes() == before
     runner, checkpointer = part(7)
     checkpointer.resume(tmp_path / "best.pt")
-    assert [row["eval/return"] for row in train(runner, checkpointer)][:-1] == reached[
-        best["iter"] :
-    ]
+    again = [row["eval/return"] for row in train(runner, checkpointer)]
+    assert again[:-1] == reached[best["iter"] :]
 
     (tmp_path / "best.pt").write_bytes(b"cut off")
     runner, checkpointer = part(8)
@@ -249,11 +248,9 @@ def test_all_that_an_environment_remembers_begins_anew() -> None:
         def rewards(self) -> dict[str, torch.Tensor]:
             return {"count": self.seen + self.sums}
 
-    evaluator = Evaluator(make_env(KeepingEnv), 1)
-    runner = Runner(make_env(), agent(1), "cpu", 1, FOUND.load)
-    first, *others = [
-        evaluator.evaluate(runner.get_inference_policy(), lambda: None) for _ in range(3)
-    ]
+    keeping = evaluator(1, KeepingEnv)
+    policy = Runner(make_env(), agent(1), "cpu", 1, FOUND.load).get_inference_policy()
+    first, *others = [keeping.evaluate(policy, lambda: None) for _ in range(3)]
     assert others == [first] * 2
 
 
@@ -274,10 +271,7 @@ class LevelsEnv(ShortEnv):
 def test_an_evaluation_has_a_figure_for_each_level_and_the_best_policy_goes_by_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def evaluator(total: int) -> Evaluator:
-        return Evaluator(make_env(LevelsEnv, EnvShard(0, total, total)), 2)
-
-    rows = train(*build(tmp_path, agent(2), evaluator(6), kind=LevelsEnv))
+    rows = train(*build(tmp_path, agent(2), evaluator(2, LevelsEnv, 6), kind=LevelsEnv))
     assert [rows[0][f"eval/level/{n}"] for n in range(3)] == [None] * 3
     assert [rows[1][f"eval/level/{n}"] for n in range(3)] == [0, STEPS, 2 * STEPS]
     assert rows[1]["eval/return"] == STEPS
@@ -289,10 +283,10 @@ def test_an_evaluation_has_a_figure_for_each_level_and_the_best_policy_goes_by_a
     assert [part[f"level/{n}"] for n in range(3)] == [(0.0, 2), (0.0, 0), (0.0, 0)]
 
     # Returns in other episodes are not compared with it.
-    runner, _ = build(tmp_path, agent(2), evaluator(6))
+    runner, _ = build(tmp_path, agent(2), evaluator(2, LevelsEnv, 6))
     assert runner.best_return == STEPS
-    runner, _ = build(tmp_path, agent(2), evaluator(3))
+    runner, _ = build(tmp_path, agent(2), evaluator(2, LevelsEnv, 3))
     assert runner.best_return is None
     assert "was evaluated in other episodes" in caplog.text
     with pytest.raises(UserError, match="--eval-envs is 2; it must be at least 3"):
-        evaluator(2)
+        evaluator(2, LevelsEnv, 2)

@@ -29,14 +29,6 @@ from mjfleet.rl import ppo
 from rsl_rl.modules import distribution
 
 
-class Normed(MLPModel):
-    """Other layers alone."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.mlp.insert(1, torch.nn.LayerNorm(self.mlp[0].out_features))
-
-
 class Batched(MLPModel):
     """A layer that remembers what it saw, and a buffer of bytes."""
 
@@ -97,7 +89,7 @@ FAST = ("--agent.algorithm.num-learning-epochs", "2", "--agent.save-interval", "
 FEW = ("--env.num-envs", "2", "--episodes", "2")
 ALONE = ("--cpu-workers", "1")
 OWN = (
-    *("--agent.actor.class-name", "nets:Residual", "--agent.critic.class-name", "nets:Normed"),
+    *("--agent.actor.class-name", "nets:Residual", "--agent.critic.class-name", "nets:Batched"),
     *("--agent.algorithm.name", "nets:Decaying", "--agent.runner-hook", "nets:Stages"),
 )
 
@@ -160,7 +152,7 @@ def test_what_is_no_class_path_is_refused(value: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "agent"),
     [
-        (PPO, {"actor": {"class_name": "nets:Normed"}}),
+        (PPO, {"actor": {"class_name": "nets:Batched"}}),
         (PPO, {"actor": {"class_name": "rsl_rl.models:MLPModel"}}),
         (Algorithm, {"critic": {"class_name": "nets:Residual"}}),
         (algorithms.PPO, {"algorithm": {"name": "nets:Decaying"}}),

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,23 +76,21 @@ def test_code_of_ones_own_run_is_used_as_it_was(folder: Path, tmp_path: Path) ->
         assert (was / "meshes" / "hand.stl").read_bytes() == b"\0\1\2"
 
 
-def damages(kept: Path, checkpoint: Path) -> Iterator[str]:
-    """Change something in a run; yield what is said then."""
-    (kept / "env.py").write_text("import os\n")
-    yield "is not as it was"
-    shutil.copy(kept.parents[2] / "tasks" / "arm" / "env.py", kept)
-    (kept / "env.cpython-311-x86_64-linux-gnu.so").write_bytes(b"")
-    yield "is not as it was"
-    checkpoint.write_bytes(pack_checkpoint({}, {"iteration": 1, "task_hash": "../../x"}))
-    yield "keeps no copy of the task's code"
-
-
 def test_other_code_is_refused(folder: Path, tmp_path: Path) -> None:
     checkpoint = keep(folder, tmp_path / "run")
     (kept,) = (tmp_path / "run" / "task").iterdir()
-    for message in damages(kept, checkpoint):
+
+    def refused(message: str) -> None:
         with pytest.raises(UserError, match=message):
             own_snapshot(checkpoint, "arm", is_asked=True)
+
+    (kept / "env.py").write_text("import os\n")
+    refused("is not as it was")
+    shutil.copy(folder / "env.py", kept)
+    (kept / "env.cpython-311-x86_64-linux-gnu.so").write_bytes(b"")
+    refused("is not as it was")
+    checkpoint.write_bytes(pack_checkpoint({}, {"iteration": 1, "task_hash": "../../x"}))
+    refused("keeps no copy of the task's code")
 
 
 def test_code_of_somebody_else_runs_only_if_it_is_asked_for(
