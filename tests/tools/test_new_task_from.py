@@ -37,7 +37,7 @@ KINDS = {
     "fixed": ("reach", 4), "hand": ("pose", 10), "cart": ("pose", 4), "closed": ("pose", 4),
 }  # fmt: skip
 """The kind of task of each robot, and its number of actions."""
-MARKS = {"legged": "(VelocityEnv)", "reach": "data.site(", "pose": "speeds = rng"}
+MARKS = {"legged": "(RoughVelocityEnv", "reach": "data.site(", "pose": "speeds = rng"}
 """What only the environment of a kind has."""
 FEET = ("FR", "FL", "RR", "RL")
 
@@ -254,6 +254,7 @@ def test_feet_are_found_and_named() -> None:
     assert re.findall('"(.*_foot)",', quadruped) == [f"{leg}_calf_foot" for leg in FEET]
     assert re.findall('"(.*_foot)",', biped) == ["left_foot", "right_foot"]
     assert 'base = "pelvis"' in biped
+    assert "class FlatEnv(BipedEnv):" in biped
 
 
 def test_gains_follow_from_the_limits_of_a_file_and_else_from_mass() -> None:
