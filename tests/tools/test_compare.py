@@ -242,12 +242,15 @@ def test_runs_become_pictures(runs: list[str]) -> None:
     assert pixels.shape[0] > 300
     assert pixels.std() > 0.05  # Something is drawn.
     flags = ("--columns", "eval/", "mean_return")
-    for x, shown in (("minutes", "minutes"), ("steps", "million steps")):
-        command = ["plot", *runs, "--output", "curves.svg", "--x", x, *flags]
+    for command, shown in (
+        (["plot", *runs, "--output", "curves.svg", "--x", "minutes", *flags], "minutes"),
+        (["report", *runs, "--png", "curves.svg", *flags], "million steps"),
+    ):
         assert run_command(mjfleet, command) == 0
         drawn = Path("curves.svg").read_text()
         texts = re.findall("<!-- (minutes|million steps|mean_return|eval/return|ab|c) -->", drawn)
         assert texts == [shown, "eval/return", shown, "mean_return", "ab", "c"]
+    assert not Path("logs/cartpole/c/report.html").exists()
 
 
 def test_mistakes_are_answered_and_nothing_is_written(runs: list[str], refusal: Refusal) -> None:
@@ -269,6 +272,7 @@ def test_mistakes_are_answered_and_nothing_is_written(runs: list[str], refusal: 
         ("report", ["c", "--output", "a_folder.html"], "a_folder.html: Is a directory"),
         ("report", ["c", "--output", "a_file"], "must end in .html"),
         ("report", ["c", "--output", "a_file/page.html"], "a_file: Not a directory"),
+        ("report", ["c", "--png", "curves.jpeg"], ".png, .svg, .pdf"),
         ("plot", ["c", "--output", "curves.jpeg"], ".png, .svg, .pdf"),
         ("plot", ["empty"], "nothing to draw"),
     ):

@@ -54,11 +54,13 @@ class ReportArguments(Selection):
 
     output: str | None = None
     """HTML file to write; `None`: report.html in the folder of the last run or group."""
+    png: str | None = None
+    """Draw the curves into this file, PNG, SVG or PDF, instead of writing a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlotArguments(Selection):
-    """Draw curves of runs as a picture."""
+    """Draw curves of runs; short for `mjfleet report RUN ... --png FILE`."""
 
     output: str | None = None
     """File to write, PNG, SVG or PDF; `None`: plots/curves.png in the last run or group."""
@@ -76,10 +78,13 @@ class CompareArguments(Selection):
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Write a page; return the exit code."""
+    """Write a page or a picture; return the exit code."""
     parsed = parse_flags(ReportArguments, arguments, "mjfleet report")
     output = check_output("--output", parsed.output, [".html"]) if parsed.output else None
+    picture = check_output("--png", parsed.png, SUFFIXES) if parsed.png else None
     folders, rows, columns = parsed.read()
+    if picture:
+        return _draw(picture, rows, columns, STEPS)
     # What the user names may be a link, such as /dev/stdout; one in a run is replaced.
     file = output.resolve() if output else folders[parsed.runs[-1]] / "report.html"
     write_page(file, [*folders.values()], rows, columns)
@@ -88,26 +93,12 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def plot(arguments: Sequence[str]) -> int:
-    """Draw columns into a file, where none are named those that change; return the exit code."""
+    """Write a picture; return the exit code."""
     parsed = parse_flags(PlotArguments, arguments, "mjfleet plot")
     output = check_output("--output", parsed.output, SUFFIXES) if parsed.output else None
     folders, rows, columns = parsed.read()
     output = output or folders[parsed.runs[-1]] / "plots" / "curves.png"
-    x, curves = STEPS if parsed.x == "steps" else MINUTES, curves_of(rows)
-    panels = []
-    for column in columns or changing(curves.values()):
-        lines: dict[str, np.ndarray] = {}
-        for name, some in curves.items():
-            if column in some:
-                line = np.concatenate([some[x], some[column]])
-                lines[name] = line[:, ~np.isnan(line[1])]
-        if any(line.size for line in lines.values()):
-            panels.append(Panel(x, column, lines))
-    if not panels:
-        raise UserError("there is nothing to draw: no column has different values yet.")
-    draw(output, panels)
-    print_line(f"wrote {output}")
-    return 0
+    return _draw(output, rows, columns, STEPS if parsed.x == "steps" else MINUTES)
 
 
 def compare(arguments: Sequence[str]) -> int:
@@ -129,4 +120,22 @@ def compare(arguments: Sequence[str]) -> int:
         cells = {n: [as_cell(row[n]) for row in table.values()] for n in names}
         print_table({"": list(table), **cells}, title)
         print()
+    return 0
+
+
+def _draw(output: Path, rows: Rows, columns: Sequence[str], x: str) -> int:
+    """Draw columns into a file, where none are named those that change; return the exit code."""
+    curves, panels = curves_of(rows), []
+    for column in columns or changing(curves.values()):
+        lines: dict[str, np.ndarray] = {}
+        for name, some in curves.items():
+            if column in some:
+                line = np.concatenate([some[x], some[column]])
+                lines[name] = line[:, ~np.isnan(line[1])]
+        if any(line.size for line in lines.values()):
+            panels.append(Panel(x, column, lines))
+    if not panels:
+        raise UserError("there is nothing to draw: no column has different values yet.")
+    draw(output, panels)
+    print_line(f"wrote {output}")
     return 0
