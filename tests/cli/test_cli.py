@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,14 +12,11 @@ import pytest
 
 import mjfleet
 from mjfleet.cli.train import train
-from mjfleet.errors import UserError
-from mjfleet.registry import discover
-from mjfleet.runs.config_yaml import write_config
 from mjfleet.utils.hardware_names import cpu_name
 
 from ..conftest import HEAVY, POISON, REPOSITORY, Output, Run
 
-BUNDLED = discover({}).tasks
+TASK = "cartpole-balance"
 
 
 def test_the_poison_works(run: Run) -> None:
@@ -148,20 +144,34 @@ def test_the_cpu_is_announced_where_no_gpu_was_found(output: Output) -> None:
     assert "training on the CPU" not in explicit
 
 
+FILES = {
+    "wrong.yaml": "agent: {sede: 3}",
+    "half.yaml": "env: [",
+    "twice.yaml": "agent: {seed: 3}\nagent: {run_name: a}",
+    "number.yaml": "3",
+    "no_task.yaml": "env: {num_envs: 8}",
+    "no_such.yaml": "task: walker",
+    "other.yaml": "task: cartpole-swingup",
+}
 ERRORS = [
     (["--run-dir", "new"], ["the task comes first"]),
     (["--config", "my.yaml"], ["--config my.yaml: No such file"]),
-    (["cartpole-balance", "--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
-    (["cartpole-balance", "--gpu-ids"], ["--gpu-ids is []", "1 to 1024 GPU indices"]),
-    (["cartpole-balance", "--env.num-envs", "auto"], ["'auto'", "`mjfleet tune` measures"]),
+    (["--config", "no_task.yaml"], ["names no task"]),
+    (["--config", "no_such.yaml"], ["no task `walker`"]),
+    ([TASK, "--config", "wrong.yaml"], ["wrong.yaml", "unknown key `agent.sede`", "seed"]),
+    ([TASK, "--config", "half.yaml"], ["not YAML"]),
+    ([TASK, "--config", "twice.yaml"], ["not YAML: `agent` stands there twice"]),
+    ([TASK, "--config", "number.yaml"], ["must hold a mapping"]),
+    ([TASK, "--config", "other.yaml"], ["other.yaml", "cartpole-swingup", TASK, "lines `task`"]),
+    ([TASK, "--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
+    ([TASK, "--gpu-ids"], ["--gpu-ids is []", "1 to 1024 GPU indices"]),
+    ([TASK, "--env.num-envs", "auto"], ["'auto'", "`mjfleet tune` measures"]),
+    ([TASK, "--total-envs", "64", "--env.num-envs", "32"], ["--total-envs and --env.num-envs"]),
     (
-        ["cartpole-balance", "--total-envs", "64", "--env.num-envs", "32"],
-        ["--total-envs and --env.num-envs"],
-    ),
-    (
-        ["cartpole-balance", "--cpu-workers", "3", "--total-envs", "100"],
+        [TASK, "--cpu-workers", "3", "--total-envs", "100"],
         ["--total-envs is 100", "a multiple of 3", "such as 102"],
     ),
+    ([TASK, "--log-root", "half.yaml"], ["--log-root half.yaml"]),
 ]
 
 
@@ -169,68 +179,15 @@ ERRORS = [
 def test_an_error_is_one_message_with_exit_code_2_and_creates_nothing(
     run: Run, tmp_path: Path, arguments: list[str], words: list[str]
 ) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
     result = run("train", *arguments, prelude=POISON)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     text = " ".join((result.stdout + result.stderr).replace("│", " ").split())
     for word in words:
         assert word in text
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("agent: {sede: 3}", ["config.yaml", "unknown key `agent.sede`", "seed"]),
-        ("env: [", ["not YAML"]),
-        ("agent: {seed: 3}\nagent: {run_name: a}", ["not YAML: `agent` stands there twice"]),
-        ("3", ["must hold a mapping"]),
-    ],
-)
-def test_a_wrong_configuration_file_is_refused(
-    run: Run, tmp_path: Path, text: str, words: list[str]
-) -> None:
-    (tmp_path / "config.yaml").write_text(text)
-    result = run("train", "cartpole-balance", "--config", "config.yaml", prelude=POISON)
-    assert result.returncode == 2
-    for word in words:
-        assert word in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("run.yaml", "env: {num_envs: 8}", "names no task"),
-        ("run.yaml", "task: walker", "no task `walker`"),
-    ],
-)
-def test_a_file_that_is_to_name_the_task_must(
-    tmp_path: Path, name: str, text: str, said: str
-) -> None:
-    (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=said):
-        train(["--config", str(tmp_path / name)])
-
-
-def test_a_configuration_of_another_task_is_refused(run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    others = BUNDLED["cartpole-swingup"].defaults()
-    agent = replace(others.agent, max_iterations=7, run_name="theirs")
-    write_config(file, "cartpole-swingup", replace(others, agent=agent))
-    command = ("cartpole-balance", "--config", "config.yaml", "--env.num-envs", "8")
-    result = run("train", *command)
-    assert result.returncode == 2
-    for words in ("config.yaml", "cartpole-swingup", "cartpole-balance", "lines `task`"):
-        assert words in result.stderr
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_a_log_root_that_cannot_be_made_is_refused(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    result = run("train", "cartpole-balance", "--log-root", "file")
-    assert result.returncode == 2
-    assert "--log-root file" in result.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert {path.name for path in tmp_path.iterdir()} == FILES.keys()
 
 
 def test_help_fits_a_terminal_of_any_width(run: Run) -> None:
