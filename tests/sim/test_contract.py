@@ -148,16 +148,6 @@ def test_masked_reset_touches_only_the_masked_worlds(engine: str, model: mujoco.
     assert torch.allclose(sim.qpos[mask], again.qpos[mask], rtol=1e-6, atol=1e-6)
 
 
-def test_sensors_by_name_describe_the_new_state(engine: str) -> None:
-    sim = build(engine, load("box"))
-    start_apart(sim)
-    sim.step(4)
-    for name in ("position", "gyro", "velocimeter"):
-        assert sim.sensor(name).shape == (WORLDS, 3)
-        for world in range(WORLDS):
-            assert close(sim.sensor(name)[world], reference(sim, world).sensor(name).data), name
-
-
 def test_acceleration_sensors_are_those_of_the_last_physics_step(engine: str) -> None:
     model = load("box")
     sim = build(engine, model)

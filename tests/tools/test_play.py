@@ -8,7 +8,7 @@ import pytest
 
 from mjfleet.tools.play.policy_episodes import COLUMNS, EpisodeSums
 
-from ..conftest import REPOSITORY, Output, Run, needs_drawing, read_video
+from ..conftest import REPOSITORY, Output, Refusal, Run, needs_drawing, read_video
 from ..runs.test_damaged_runs import RUN, call
 
 GO2 = REPOSITORY / "tasks/go2/pretrained/go2-velocity-flat.pt"
@@ -75,14 +75,10 @@ def test_a_task_can_be_looked_at_without_a_policy(output: Output, tmp_path: Path
     assert (frames[0] != frames[-1]).any()
 
 
-def test_a_run_with_damaged_files_is_no_mistyped_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a/run.json").write_text("{")
-    code, shown = call("play", "a")
-    assert (code, shown.startswith("error: a/run.json: ")) == (2, True), shown
+def test_a_run_with_damaged_files_is_no_mistyped_task(here: Path, refusal: Refusal) -> None:
+    (here / "a").mkdir()
+    (here / "a/run.json").write_text("{")
+    assert refusal("play", "a").startswith("error: a/run.json: ")
 
 
 @pytest.mark.parametrize(
