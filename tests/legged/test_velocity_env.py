@@ -1,6 +1,5 @@
 """What is wrong in a legged robot's class is named, and what a fall costs."""
 
-import math
 from typing import Any
 
 import pytest
@@ -38,9 +37,8 @@ def build(
 
 
 def test_a_factor_of_no_joint_is_named() -> None:
-    for factors, said in (({"hp": 0.5}, "'hp': 0.5"), ({"hip": math.nan}, "'hip': nan")):
-        with pytest.raises(UserError, match=f"Robot.action_factors has {said}.*FR_hip_joint"):
-            build(Robot, action_factors=factors)
+    with pytest.raises(UserError, match="action_factors: 'hp' matches no joint of FR_hip_joint"):
+        build(Robot, action_factors={"hp": 0.5})
 
 
 def test_a_robot_without_feet_is_named() -> None:

@@ -10,6 +10,7 @@ import torch
 from mujoco import mjtJoint
 
 from mjfleet.env import Env
+from mjfleet.env.contract import EnvContract
 from mjfleet.env.undeclared import changes, look
 from mjfleet.sim.simulation import DERIVED_FIELDS
 from mjfleet.tools.check_task.subject import (
@@ -30,11 +31,6 @@ WRITERS = {
     "debug_vis": "after_physics()", "commands": "reset_worlds()",
 }  # fmt: skip
 """Methods that write nothing, and where to write instead."""
-OPTIONAL = (
-    "make_model", "count_actions", "setup", "after_physics", "terminated", "end_episode",
-    "reward_weights", "metrics", "levels_to_evaluate", "debug_vis", "commands", "deployment",
-)  # fmt: skip
-"""Methods that a task may leave out."""
 
 
 def global_generators() -> dict[str, Any]:
@@ -70,7 +66,7 @@ def undeclared(subject: Subject) -> Iterator[Finding]:
 
 def misspelt_methods(subject: Subject) -> Iterator[Finding]:
     """Find methods whose name is nearly that of one which the task leaves out."""
-    absent = [name for name in OPTIONAL if not subject.overrides(name)]
+    absent = [name for name in vars(EnvContract) if name[0] != "_" and not subject.overrides(name)]
     for name in sorted(set(dir(type(subject.env))) - set(dir(Env))):
         if meant := get_close_matches(name, absent, 1, 0.85):
             text = f"mjfleet never calls {name}(); did you mean {meant[0]}()?"
