@@ -1,8 +1,7 @@
 """Rays from a robot to what is around it, and the height scan. Runs in a worker."""
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import mujoco
 import numpy as np
@@ -15,6 +14,8 @@ from mjfleet.sim import Simulation
 Pattern = tuple[torch.Tensor, torch.Tensor]
 """Where rays start, `(rays, 3)`, m, and where they point, `(rays, 3)`, in the axes of a frame."""
 Alignment = Literal["base", "yaw", "world"]
+FOLLOWS: dict[Alignment, float | None] = {"base": None, "yaw": 1.0, "world": 0.0}
+"""Share of a frame's heading by which rays turn; None: they also tilt with it."""
 ASIDE = torch.tensor((1e-5, 6e-6, 3e-6))
 """How far all rays start beside their places, m. Rounding lets rays that go exactly through a point
 or an edge of a height field slip through: one in 1,000 of those that MuJoCo casts at its points."""
@@ -32,11 +33,6 @@ def grid(length: float, width: float, spacing: float) -> Pattern:
         width: along y, m.
         spacing: between points, m, or what is nearest to it and divides an edge.
     """
-    if not (spacing > 0 and length >= 0 and width >= 0):
-        raise UserError(
-            f"grid({length}, {width}, {spacing}): the spacing must be above 0, the length and the "
-            "width 0 or more."
-        )
     x, y = (torch.linspace(-e / 2, e / 2, round(e / spacing) + 1) for e in (length, width))
     starts = torch.nn.functional.pad(torch.cartesian_prod(x, y), (0, 1))
     return starts, torch.tensor((0.0, 0.0, -1.0)).expand_as(starts)
@@ -93,27 +89,24 @@ class Rays:
                 its heading alone ("yaw"), or not at all ("world").
 
         Raises:
-            UserError: an argument is not as above; `groups` has no geom, or one of the robot that
-                the frame is part of.
+            UserError: there is no such frame; `groups` has no geom, or one of the robot that the
+                frame is part of.
         """
         self.sim = env.sim
         self.max_distance, self.miss = max_distance, miss
-        self.alignment = alignment or self.default_alignment
+        self._follows = FOLLOWS[alignment or self.default_alignment]
         try:
-            local = _unit_pattern(pattern, offset)
-            if not 0 < max_distance < math.inf:
-                raise UserError(f"max_distance is {max_distance}; it must be above 0.")
-            if not math.isfinite(miss):
-                raise UserError(f"miss is {miss}; it must be finite.")
-            if self.alignment not in get_args(Alignment):
-                allowed = ", ".join(get_args(Alignment))
-                raise UserError(f"alignment is {alignment!r}; it must be one of {allowed}.")
             body, self._position, self._axes = _find(self.sim, frame)
             self.groups = _check_groups(self.sim.model, body, groups)
         except UserError as error:
             kind = type(self).__name__
             raise UserError(f"{type(env).__name__}: {kind} on {frame!r}: {error}") from None
-        self._local = local.to(self._position)
+        starts, directions = (part.float() for part in pattern)
+        x, y, z = offset
+        starts = starts + torch.tensor((x, y, z)) + ASIDE
+        units = directions / directions.norm(dim=1, keepdim=True)
+        self._local = torch.stack((starts, units)).unsqueeze(1).to(self._position)
+        """Starts and directions of length 1, `(2, 1, rays, 3)`."""
 
     def __call__(self) -> torch.Tensor:
         """Return distances from the starts, `(num_envs, rays)`, float32, m."""
@@ -131,8 +124,8 @@ class Rays:
         """Return starts and directions, `(num_envs, rays, 3)`, distances and whether they are those
         of hits, `(num_envs, rays)`."""
         axes = self._axes
-        if self.alignment != "base":
-            yaw = torch.atan2(axes[:, 1, 0], axes[:, 0, 0]) * (self.alignment == "yaw")
+        if self._follows is not None:
+            yaw = torch.atan2(axes[:, 1, 0], axes[:, 0, 0]) * self._follows
             cos, sin, no, one = yaw.cos(), yaw.sin(), torch.zeros_like(yaw), torch.ones_like(yaw)
             axes = torch.stack((cos, -sin, no, sin, cos, no, no, no, one), dim=1).view(-1, 3, 3)
         # On a GPU, TF32 would round a product of matrices to three digits.
@@ -158,21 +151,6 @@ class HeightScan(Rays):
         starts, directions, distances, is_hit = self._cast()
         hits = starts[..., 2] + directions[..., 2] * distances
         return torch.where(is_hit, self._position[:, 2:] - hits, self.miss).float()
-
-
-def _unit_pattern(pattern: Pattern, offset: Sequence[float]) -> torch.Tensor:
-    """Return a pattern as starts and directions of length 1, `(2, 1, rays, 3)`."""
-    starts, directions = (part.float() for part in pattern)
-    if starts.shape != directions.shape or starts.shape[1:] != (3,) or not len(starts):
-        given = f"{tuple(starts.shape)} and {tuple(directions.shape)}"
-        raise UserError(f"starts and directions are {given}; both must be (rays, 3).")
-    units, shift = directions / directions.norm(dim=1, keepdim=True), torch.tensor(offset)
-    if shift.shape != (3,):
-        raise UserError(f"offset is {offset}; it must be three numbers.")
-    local = torch.stack((starts + shift + ASIDE, units)).unsqueeze(1)
-    if not local.isfinite().all():
-        raise UserError("a start or the offset is not finite, or a direction has no length.")
-    return local
 
 
 def _find(sim: Simulation, frame: str) -> tuple[int, torch.Tensor, torch.Tensor]:

@@ -52,12 +52,7 @@ def write_task(
         for template in (f"{kind}config.py", f"{kind}env.py", "README.md"):
             text = templates.get_template(f"{template}.jinja").render(values)
             (place / template.removeprefix(kind)).write_text(text, encoding="utf-8")
-        folder.mkdir(parents=True)
-        try:
-            shutil.copytree(place, folder, dirs_exist_ok=True)
-        except OSError:
-            shutil.rmtree(folder)
-            raise
+        shutil.copytree(place, folder)
     lines = [f"wrote {path}" for path in sorted(folder.rglob("*")) if path.is_file()]
     lines += [f"added: {text}" for text in robot.added]
     return lines + [f"to answer: {text}" for text in robot.questions]
