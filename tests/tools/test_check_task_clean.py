@@ -113,6 +113,14 @@ VARIATIONS: dict[str, list[Change]] = {
         method("metrics", '{"level": self.levels.now.float()}'),
         method("debug_vis", '{"way": (self.sim.sensor("fingertip"), self.sim.xpos[:, 1])}'),
     ],
+    "an image with a dark border": [
+        after(
+            OBSERVE,
+            "tip = self.sim.sensor('fingertip')[:, None, None, :1].float()",
+            "image = torch.nn.functional.pad(tip, (2, 2, 2, 2))",
+        ),
+        ('"critic": state}', '"critic": state, "camera": image}'),
+    ],
 }
 
 

@@ -63,6 +63,8 @@ def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterato
         constant = constant_columns(torch.cat((values, states[name])))
         if method == "observe":
             constant &= ~_shown_states(subject, key)
+            if subject.env.get_observations()[key].ndim > 2:
+                constant &= constant.all()  # Parts of an image may stay as they are.
         elif key in subject.env._off or (may_fail and (values[0, 0] > 0).all()):
             continue  # It has no weight, or pays for each step without a failure.
         first = values[0, 0][constant]

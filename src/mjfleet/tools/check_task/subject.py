@@ -145,9 +145,10 @@ def roll(env: Env[Any], actions: torch.Tensor) -> Outcome:
 
 
 def columns(chosen: torch.Tensor) -> str:
-    """Return the chosen columns as text; nothing if there is only one column."""
-    numbers = map(str, chosen.nonzero().flatten().tolist())
-    return f" columns {', '.join(numbers)}" if len(chosen) > 1 else ""
+    """Return the first ten of the chosen columns as text; nothing if there is only one column."""
+    numbers = [str(number) for number in chosen.nonzero().flatten().tolist()]
+    listed = ", ".join(numbers[:10]) + ", ..." * (len(numbers) > 10)
+    return f" columns {listed}" if len(chosen) > 1 else ""
 
 
 def differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
