@@ -325,15 +325,13 @@ UNDECIDED = """
 import sys
 from pathlib import Path
 from mjfleet.config import AgentConfig
-from mjfleet.loggers import wandb_logger
-from mjfleet.loggers.logger_group import LoggerGroup
+from mjfleet.loggers import logger_group, wandb_logger
 
-wandb_logger.INIT_SECONDS = 600.0
-loggers = LoggerGroup(Path(sys.argv[1]), AgentConfig(logger=("wandb",)), {})
-loggers.write({"iteration": 1, "value": 1.0})
-while not list(Path(sys.argv[1]).glob("wandb/run-*")):
-    pass
-loggers.close(0.1)
+wandb_logger.INIT_SECONDS, logger_group.CLOSE_SECONDS = 600.0, 0.1
+with logger_group.LoggerGroup(Path(sys.argv[1]), AgentConfig(logger=("wandb",)), {}) as loggers:
+    loggers.write({"iteration": 1, "value": 1.0})
+    while not list(Path(sys.argv[1]).glob("wandb/run-*")):
+        pass
 print("trained")
 """
 

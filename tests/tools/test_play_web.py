@@ -1,6 +1,7 @@
 """The page of `play --viewer web` in a real browser: what somebody moves there moves the robots."""
 
 import json
+import secrets
 import shutil
 import socket
 import subprocess
@@ -34,7 +35,10 @@ MIDDLE = "e => (box => [box.x + box.width / 2, box.y + box.height / 2])(e.getBou
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_what_somebody_moves_on_the_page_moves_the_robots(tmp_path: Path) -> None:
+def test_what_somebody_moves_on_the_page_moves_the_robots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "token_urlsafe", lambda length: "ours")
     for name in ("model_1.pt", "model_2.pt"):
         (tmp_path / name).write_text("weights")
     playback, actor = play(tmp_path, command={"seconds": (1000.0, 1000.0)})
@@ -91,7 +95,7 @@ def test_what_somebody_moves_on_the_page_moves_the_robots(tmp_path: Path) -> Non
         looking = pool.submit(look)
         looking.add_done_callback(lambda _: playback.later(close))
         with pytest.raises(ClosedError):
-            show_in_browser(playback, "localhost", port, "ours")
+            show_in_browser(playback, "localhost", port)
         looking.result()
 
 

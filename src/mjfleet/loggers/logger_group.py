@@ -64,25 +64,19 @@ class LoggerGroup:
         for thread in self._threads:
             thread.put(action)
 
-    def close(self, seconds: float = CLOSE_SECONDS, has_failed: bool = False) -> None:
-        """Wait until all loggers have stored everything, at most for `seconds` together.
-
-        W&B shows whether the run has failed.
-        """
-        self._csv.close()
-        deadline = time.monotonic() + seconds
-        begun = [thread for thread in self._threads if thread.ident]
-        for thread in begun:
-            thread.queue.put(lambda logger: logger.close(has_failed))
-            thread.queue.put(None)
-        for thread in begun:
-            thread.end(max(0.0, deadline - time.monotonic()))
-
     def __enter__(self) -> "LoggerGroup":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(FAILED_SECONDS if kind else CLOSE_SECONDS, has_failed=kind is not None)
+        """Wait for a limited time until all loggers have stored everything."""
+        self._csv.close()
+        deadline = time.monotonic() + (FAILED_SECONDS if kind else CLOSE_SECONDS)
+        begun = [thread for thread in self._threads if thread.ident]
+        for thread in begun:
+            thread.queue.put(lambda logger: logger.close(has_failed=kind is not None))
+            thread.queue.put(None)
+        for thread in begun:
+            thread.end(max(0.0, deadline - time.monotonic()))
 
 
 class LoggerThread(Thread):

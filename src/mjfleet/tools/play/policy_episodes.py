@@ -88,12 +88,8 @@ def evaluate(
         env.recorder = StepRecorder(num_steps=1)
         recorder = StateRecorder(env, seconds)
 
-    def after_step(dones: "torch.Tensor") -> None:
-        player.forget(dones)
-        if recorder:
-            recorder.take()
-
-    rows = Episodes(env, player.act, -(-count // env.num_envs), after_step).play()
+    episodes = Episodes(env, player.act, -(-count // env.num_envs), player.forget)
+    rows = episodes.play(recorder.take if recorder else lambda: None)
     while recorder and not recorder.is_complete:  # The video is longer than the episodes.
         player.step()
         recorder.take()

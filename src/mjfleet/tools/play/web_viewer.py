@@ -28,18 +28,17 @@ STYLE = (
 )
 
 
-def show_in_browser(playback: Playback, host: str, port: int, token: str = "") -> None:
-    """Serve a page to whoever knows the token, until a signal arrives.
+def show_in_browser(playback: Playback, host: str, port: int) -> None:
+    """Serve a page to whoever knows the address that is printed, until a signal arrives.
 
-    An empty token is replaced by a random one; viser takes the next free port from `port` on.
-    UserError if there is no such host.
+    viser takes the next free port from `port` on. UserError if there is no such host.
     """
     try:
         socket.create_server((host, 0)).close()
     except OSError as error:
         raise UserError(f"--host {host}: {error.strerror}.") from None
     rich.get_console().quiet = True  # Silences viser's banner.
-    token = token or secrets.token_urlsafe(24)
+    token = secrets.token_urlsafe(24)
     server = GuardedServer(host, port, token)
     try:
         display = WebDisplay(server, playback)
