@@ -13,22 +13,20 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch.profiler import ProfilerActivity
 
+import mjfleet
 import peer
-from mjfleet.bench.benchmark_options import Counts, Setup
-from mjfleet.bench.command import run_script
-from mjfleet.bench.measurements import ENGINE, ITERATION, time_parts
+from mjfleet.bench.benchmark import Counts, Setup, run_script
+from mjfleet.bench.command import ENGINE, ITERATION, time_parts
 from mjfleet.bench.result import Cell, Result, Table, show
-from mjfleet.bench.throughput_child import built_task
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_timed
-from mjfleet.config import LaunchConfig
+from mjfleet.config import to_dict
 from mjfleet.config.validation import Seconds
 from mjfleet.rl.checkpoint_files import read_checkpoint
-from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoints import FINAL
 from mjfleet.utils.console import print_error
 from mjfleet.utils.hardware_names import gpu_memory
@@ -53,19 +51,13 @@ NOTES = (
 class GpuOptions(peer.MjlabOptions):
     """Show that training on a GPU is correct and fast."""
 
-    device: Literal["cuda", "cpu"] = "cuda"
-    """`cuda`: a GPU; `cpu`: MuJoCo-Warp on the CPU, to try the sections."""
+    usual: ClassVar = ("--gpu-ids", "0", "--engine", "warp")
     num_envs: Counts = (4096, 16384)
     """Numbers of environments of `speed`; the other sections take the first."""
     sections: tuple[Section, ...] = get_args(Section)
     """What to show."""
     seconds: Seconds = 300.0
     """Time limit of each section."""
-
-    @property
-    def placement(self) -> LaunchConfig:
-        ids = [0] if self.gpu_ids == "auto" else self.gpu_ids
-        return LaunchConfig(gpu_ids=None if self.device == "cpu" else ids, engine="warp")
 
 
 def gpu(setup: Setup, options: GpuOptions) -> Result:
@@ -150,7 +142,8 @@ def captured(setup: Setup, options: GpuOptions) -> Iterator[Row]:
         if setup.devices.indices:
             ms = 1e3 * peer.train_ours(setup, config, flags)["learn_seconds"]
         yield {"": f"an update by {how}", "ms": ms}
-    with built_task(setup.worker_args(config)) as (_, _, env):
+    place = {"device": setup.devices.names[0], "tasks_dir": config.tasks_dir}
+    with mjfleet.make(setup.found.name, config=to_dict(config), **place) as env:
         restore, call = env.sim.keep(), lambda function, *args: function(*args)
         for how, launch in ("graphs", env.sim.launch), ("calls", call):
             env.sim.launch = launch
@@ -164,23 +157,22 @@ def captured(setup: Setup, options: GpuOptions) -> Iterator[Row]:
 
 def profile(setup: Setup, options: GpuOptions) -> Iterator[Row]:
     """Find the longest kernels, and how long the GPU is idle; on a CPU, torch's operations."""
-    count, on_gpu = options.warmup + options.iterations + 1, bool(setup.devices.indices)
-    worker = setup.worker_args(setup.config(options.num_envs[0], max_iterations=count))
+    count, on_gpu = options.warmup + options.iterations + 2, bool(setup.devices.indices)
+    config = to_dict(setup.config(options.num_envs[0], max_iterations=count))
     activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
-    with built_task(worker) as (found, config, env):
-        restore, env.sim._model.opt.graph_conditional = env.sim.keep(), not on_gpu
-        env.sim._graphs.clear()
-        env.sim._load_kernels()
-        restore()
-        runner = Runner(env, config.agent, worker.devices[0], worker.threads, found.load)
-        iterations = runner.iterations(lambda: None)
-        list(islice(iterations, options.warmup))
-        start = _now(setup)
-        list(islice(iterations, options.iterations))
-        ms = 1e3 * (_now(setup) - start) / options.iterations
-        with torch.profiler.profile(activities=[activity]) as profiler:
-            next(iterations)
-            _now(setup)
+    iterations = mjfleet.iterate(setup.found.name, config=config, tasks_dir=config["tasks_dir"])
+    sim: Any = next(iterations).env.sim
+    restore, sim._model.opt.graph_conditional = sim.keep(), not on_gpu
+    sim._graphs.clear()
+    sim._load_kernels()
+    restore()
+    list(islice(iterations, options.warmup))
+    start = _now(setup)
+    list(islice(iterations, options.iterations))
+    ms = 1e3 * (_now(setup) - start) / options.iterations
+    with torch.profiler.profile(activities=[activity]) as profiler:
+        next(iterations)
+        _now(setup)
     events = [event for event in profiler.events() or () if event.device_type.name == activity.name]
     taken = Counter[str]()
     busy = end = 0.0  # Milliseconds; kernels may run beside each other.

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from mjfleet.bench.benchmark_options import Setup
-from mjfleet.bench.command import run_script
+from mjfleet.bench.benchmark import Setup, run_script
 from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.config import TrainConfig
 from mjfleet.config.validation import MOST, Count, Rule, at_least, between

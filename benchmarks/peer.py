@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 import tyro
 
-from mjfleet.bench.benchmark_options import Counts, Options, Setup
-from mjfleet.bench.command import run_script
+from mjfleet.bench.benchmark import Counts, Options, Setup, run_script
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TimedChild, run_timed, train_timed
 from mjfleet.config import TrainConfig

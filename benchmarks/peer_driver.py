@@ -13,6 +13,7 @@ from collections.abc import Callable
 from ctypes.util import find_library
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 Write = Callable[[dict[str, Any]], object]
@@ -49,14 +50,21 @@ def train_rsl_rl(worker: dict[str, Any], write: Write) -> None:
     """Train our environment by rsl_rl's stock runner."""
     from rsl_rl.runners import OnPolicyRunner
 
-    from mjfleet.bench.throughput_child import built_task
+    import mjfleet
+    from mjfleet.config import from_dict
+    from mjfleet.env.random_numbers import seed_everything
+    from mjfleet.registry import find_task
     from mjfleet.rl.build_algorithm import rsl_rl_config
-    from mjfleet.worker.worker_args import WorkerArgs
+    from mjfleet.worker.gpu_settings import apply_settings
 
-    with built_task(args := WorkerArgs(**worker)) as (found, config, env):
-        agent, device = config.agent, args.devices[0]
+    found, device = find_task(worker["task"], Path(worker["task_folder"])), worker["devices"][0]
+    config = from_dict(found.defaults(), worker["config"])
+    agent, place = config.agent, {"device": device, "tasks_dir": config.tasks_dir}
+    apply_settings(config, device)
+    seed_everything(agent.seed)
+    with mjfleet.make(found.name, config=worker["config"], **place) as env:
         settings = rsl_rl_config(agent, found.load) | {"logger": "tensorboard"}
-        runner = OnPolicyRunner(env, settings, log_dir=args.run_dir, device=device)
+        runner = OnPolicyRunner(env, settings, log_dir=worker["run_dir"], device=device)
         write({"lacks": []})
         follow(runner.logger, write)
         runner.learn(agent.max_iterations, agent.init_at_random_ep_len)

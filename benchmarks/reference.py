@@ -12,8 +12,7 @@ from statistics import fmean
 from typing import Annotated, Any
 
 from learning import mean_line
-from mjfleet.bench.benchmark_options import Options, Setup
-from mjfleet.bench.command import run_script
+from mjfleet.bench.benchmark import Options, Setup, run_script
 from mjfleet.bench.result import Cell, Result, Spread, Table, our_commit, show
 from mjfleet.bench.timed_training import run_timed, train_timed
 from mjfleet.config.validation import MOST, Count, between
@@ -117,7 +116,7 @@ def _train(setup: Setup, options: ReferenceOptions, seed: int) -> dict[str, Any]
         "minutes": child.seconds / 60,
         "return": fmean(number for _, number in points[-LAST:]),
         "policy": policy,
-        "threads": options.cpu_threads or usable_cores(),
+        "threads": setup.base.cpu_threads or usable_cores(),
         "commit": our_commit(),
         "curve": [[part[-1][0] for part in parts], [fmean(n for _, n in part) for part in parts]],
     }

@@ -2,21 +2,14 @@
 
 import os
 import signal
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-import torch
 
-from mjfleet.bench.throughput_child import built_task
-from mjfleet.config import from_dict, to_dict
 from mjfleet.utils.wait_until import wait_until
-from mjfleet.worker.worker_args import WorkerArgs
 
 from ..conftest import PATIENCE, POISON, Output, Refusal, Run, Start
-from ..env.test_env import BUNDLED
 from .tiny import measured
 
 
@@ -72,24 +65,6 @@ def test_ctrl_c_leaves_nothing(start: Start, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [scratch]
 
 
-@pytest.mark.parametrize("tf32", [True, False])
-def test_benchmarks_compute_as_precisely_as_training(
-    request: pytest.FixtureRequest, tf32: bool
-) -> None:
-    backends: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    for backend in backends:
-        request.addfinalizer(partial(setattr, backend, "allow_tf32", backend.allow_tf32))
-        backend.allow_tf32 = not tf32
-    found = BUNDLED["cartpole-balance"]
-    config = from_dict(found.defaults(), {"agent": {"tf32": tf32}, "env": {"num_envs": 2}})
-    worker = WorkerArgs(
-        task=found.name, task_folder=str(found.folder), config=to_dict(config), devices=("cpu",),
-        engine="native", threads=1, run_dir="",
-    )  # fmt: skip
-    with built_task(worker):
-        assert [backend.allow_tf32 for backend in backends] == [tf32, tf32]
-
-
 def test_help_is_light(output: Output) -> None:
     shown = output("mjfleet", "bench", "throughput", "--help", prelude=POISON)
     assert all(word in shown for word in ("throughput", "scaling", "startup", "--output"))
@@ -101,5 +76,7 @@ def test_a_mistake_is_one_message(refusal: Refusal) -> None:
         (["throughput", "cartpole-balance", "--cpu-threads", "1000"], "--cpu-threads is 1000"),
         (["scaling", "cartpole-balance", "--workers", "1000"], "--workers is 1000"),
         (["startup", "cartpole-balance", "--output", "/dev/null/x"], "--output /dev/null/x"),
+        (["startup", "--seeds", "2"], "leave out --seeds"),
+        (["startup", "--agent.algorithm.gamma", "2"], "gamma is 2.0"),
     ):
         assert problem in refusal("bench", *arguments)

@@ -118,7 +118,7 @@ def mjlabs_reward(env: Any, cart_cfg: Any, hinge_cfg: Any) -> torch.Tensor:
     [
         ("peer.py", ["mjlab", "hopper-v5"], "no counterpart of hopper-v5"),
         ("peer.py", ["mjlab"], "--mjlab FOLDER"),
-        ("gpu.py", ["--device", "cpu", "--num-envs", "0"], "--num-envs"),
+        ("gpu.py", ["--gpu-ids", "None", "--num-envs", "0"], "--num-envs"),
         ("gpu.py", [], "--gpu-ids 0: "),
         ("learning.py", ["--until", "x = 1"], "task/velocity_error <"),
         ("reference.py", ["--output", "."], "reference.json is no"),
@@ -172,7 +172,7 @@ def test_stock_rsl_rl_trains_the_same_in_turn(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_sections_for_a_gpu_run_on_a_cpu(tmp_path: Path) -> None:
-    flags = ("--device", "cpu", "--num-envs", "64", "--seconds", "1000")
+    flags = ("--gpu-ids", "None", "--num-envs", "64", "--seconds", "1000")
     result = run_script(tmp_path, "gpu.py", *flags)
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "logs/bench"
@@ -204,7 +204,7 @@ def test_all_sections_for_a_gpu_run_on_a_cpu(tmp_path: Path) -> None:
 def test_a_section_that_fails_or_takes_too_long_does_not_end_the_others(tmp_path: Path) -> None:
     (tmp_path / "mjlab/bin").mkdir(parents=True)
     (tmp_path / "mjlab/bin/python").symlink_to("/bin/false")
-    flags = ("--device", "cpu", "--num-envs", "4", "--mjlab", "mjlab", "--iterations", "1")
+    flags = ("--gpu-ids", "None", "--num-envs", "4", "--mjlab", "mjlab", "--iterations", "1")
     run_script(tmp_path, "gpu.py", *flags, "--sections", "peer", "captured", "--output", "failed")
     failed, whole = samples_of(tmp_path / "failed")
     assert failed["status"] == "ended with 1"

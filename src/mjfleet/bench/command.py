@@ -1,87 +1,160 @@
-"""`mjfleet bench <what> ...`: measures, and writes the result with machine and versions."""
+"""`mjfleet bench throughput`, `scaling` and `startup`. In the launcher; children train."""
 
-import os
-import platform
-import shlex
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, NoReturn
+from statistics import median
+from typing import Any, Literal
 
-from mjfleet.bench.benchmark_options import Options, Setup
-from mjfleet.bench.measurements import BenchOptions, scaling, startup, throughput
-from mjfleet.bench.result import Result, our_commit
-from mjfleet.cli.run_command import run_command
-from mjfleet.config.flags import parse_flags
+import tyro
+
+from mjfleet.bench.benchmark import Counts, Options, Setup, run_benchmark
+from mjfleet.bench.result import Result, Table
+from mjfleet.bench.timed_training import TRAIN, run_timed, train_timed
+from mjfleet.config.validation import Checked, OptionalCount
 from mjfleet.errors import UserError
-from mjfleet.launch.devices import choose_devices, needs_gpus
-from mjfleet.registry import discover
-from mjfleet.runs.run_json import now
-from mjfleet.utils.console import print_error, print_line
-from mjfleet.utils.hardware_names import (
-    count_gpus,
-    cpu_name,
-    driver_version,
-    gpu_name,
-    usable_cores,
+from mjfleet.utils.child_process import python_module
+from mjfleet.utils.hardware_names import usable_cores
+
+MEDIANS = "Medians of the repeats, with the least and the greatest."
+ITERATION = ("end to end", "rollout", "update", "environment", "engine", "engine / rollout")
+ENGINE = (
+    "Each repeat is a process, whose figures are medians over its iterations. End to end is all "
+    "between two iterations but reporting. The engine is its own call with nothing around it, "
+    "`Batch.step` or one graph of MuJoCo-Warp's steps, on the environments as the rollout left "
+    "them, with the same threads and physics steps. The environment is that with resets, rewards "
+    "and observations, by the actions of the rollout."
 )
-from mjfleet.utils.packages import stack_versions
-from mjfleet.worker.stop_signals import StopRequest
+WORKERS = (
+    "workers x environments", "env steps per second", "efficiency", "waiting", "collectives",
+)  # fmt: skip
+SECONDS = ("collect_seconds", "learn_seconds", "wait_seconds", "collective_seconds")
+SHARES = (
+    "Efficiency is the speed against that of one worker of the same round, with as many "
+    "environments and CPU threads, times their number. Waiting is the mean time that workers wait "
+    "for the slowest, collectives what they cost the slowest itself, as shares of rollout and "
+    "update."
+)
+PHASES = ("start, imports and building", "first rollout and update")
+CACHED = (
+    "The system has files and kernels in its caches. The first rollout and update are what "
+    "metrics.csv says."
+)
 
-BENCHMARKS = {"throughput": throughput, "scaling": scaling, "startup": startup}
+
+@dataclass(frozen=True, kw_only=True)
+class Which(Checked):
+    """The first word of the command."""
+
+    what: tyro.conf.Positional[Literal["throughput", "scaling", "startup"]]
+    """`throughput`: where the time goes, and what the bare engine could do; `scaling`: one worker,
+    two, ...; `startup`: from Enter to help and to the first iteration."""
 
 
-def bench(arguments: Sequence[str]) -> int:
-    """Run one of BENCHMARKS; returns the exit code."""
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(Options, Which):
+    """Measure how fast a task trains on this machine."""
+
+    num_envs: Counts = (1024,)
+    """Numbers of environments of each worker to measure."""
+    workers: OptionalCount = None
+    """The most workers of `scaling`; `None`: one for each GPU of --gpu-ids, or 2 on the CPU."""
+
+
+def bench(words: Sequence[str]) -> int:
+    """Run one of BENCHMARKS; return the exit code."""
 
     def measure(setup: Setup, options: BenchOptions) -> Result:
         return BENCHMARKS[options.what](setup, options)
 
-    return run_benchmark(BenchOptions, measure, "mjfleet bench", arguments)
+    return run_benchmark(BenchOptions, measure, "mjfleet bench", words)
 
 
-def run_script(kind: type[Options], measure: Callable[[Setup, Any], Result]) -> NoReturn:
-    """Run a script of benchmarks/ by the flags of its command line, and exit."""
-    prog = f"python benchmarks/{Path(sys.argv[0]).name}"
-    sys.exit(run_command(partial(run_benchmark, kind, measure, prog), sys.argv[1:]))
+def throughput(setup: Setup, options: BenchOptions) -> Result:
+    """Measure every number of environments in turn."""
+    for num_envs in options.num_envs:
+        setup.worker_args(setup.config(num_envs))  # Raises before anything is measured.
+    keys = [{"num_envs": n} for n in options.num_envs]
+    samples = setup.rounds(keys, partial(time_parts, setup), "{num_envs} environments")
+    tables = [
+        Table.of(title, ["environments", *ITERATION], [(s["num_envs"], s[key]) for s in samples])
+        for title, key in (
+            ("Env steps per second", "speeds"),
+            ("Milliseconds of an iteration", "milliseconds"),
+        )
+    ]
+    return setup.result("throughput", tables, [MEDIANS, ENGINE], samples)
 
 
-def run_benchmark(
-    kind: type[Options], measure: Callable[[Setup, Any], Result], prog: str, flags: Sequence[str]
-) -> int:
-    """Run a benchmark, write its result into `--output` and print it; returns the exit code.
+def time_parts(setup: Setup, num_envs: int) -> dict[str, Any]:
+    """Train in a process; return the speed and the time of each part of ITERATION."""
+    worker = setup.worker_args(setup.config(num_envs))
+    child = python_module("mjfleet.bench.throughput_child", json.dumps(asdict(worker)))
+    lines = run_timed(child, setup.scratch, {"OMP_WAIT_POLICY": "PASSIVE"}).lines
+    iterations = json.loads(lines[-1][1])[setup.options.warmup :]
+    seconds = [median(times) for times in zip(*iterations, strict=True)]
+    share = median(engine / rollout for _, rollout, _, _, engine in iterations)
+    steps = num_envs * worker.config["agent"]["num_steps_per_env"]
+    return {
+        "speeds": [*(steps / each for each in seconds), share],
+        "milliseconds": [*(1e3 * each for each in seconds), share],
+    }
 
-    UserError if the flags fit neither each other nor this machine: nothing was created then.
-    """
-    options = parse_flags(kind, flags, prog)
-    found = discover(os.environ).find(options.task)
-    folder = Path(options.output)
-    if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
-        raise UserError(f"--output {folder}: this path leads through a file; it must be a folder.")
-    chosen = options.placement
-    if needs_gpus(chosen) and chosen.gpu_ids == "auto":
-        chosen = replace(chosen, gpu_ids="all")
-    devices, taken = choose_devices(chosen, os.environ), now()
-    gpus = [gpu_name(str(index)) for index in range(count_gpus())]
-    versions = {"python": platform.python_version(), **stack_versions()}
-    if commit := our_commit():
-        versions["mjfleet"] += f" ({commit})"
-    machine = {"CPU": cpu_name(), "cores": f"{usable_cores()} of {os.cpu_count()}"}
-    machine |= {"GPU": ", ".join(gpus), "NVIDIA driver": driver_version()} if gpus else {}
-    command = shlex.join([*prog.split(), *flags])
 
-    def save(result: Result) -> str:
-        return result.write(folder, command, taken, machine | versions)
+def scaling(setup: Setup, options: BenchOptions) -> Result:
+    """Train with each number of workers in turn; UserError if there are too few GPUs or threads."""
+    gpus, cores = setup.devices.indices, setup.base.cpu_threads or usable_cores()
+    most, limit = options.workers or len(gpus) or 2, len(gpus) or cores
+    if most > limit:
+        what = "GPUs" if gpus else "CPU threads"
+        raise UserError(f"--workers is {most}; it must be at most {limit}, the number of {what}.")
+    counts = sorted({*(2**power for power in range(most.bit_length())), most})
+    keys = [{"num_envs": n, "workers": count} for n in options.num_envs for count in counts]
+    alone: dict[int, float] = {}
 
-    with (
-        StopRequest().installed(),
-        tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch,
-    ):
-        result = measure(Setup(found, options, devices, Path(scratch), save), options)
-    text = save(result)
-    print_error(f"written: {folder / result.name}.json and .md")
-    print_line(text)
-    return 0
+    def measure(num_envs: int, workers: int) -> dict[str, Any]:
+        config = setup.config(num_envs, workers=workers, threads=workers * max(1, cores // most))
+        rows, _ = train_timed(setup.found, config, setup.scratch)
+        start, end = rows[options.warmup - 1], rows[-1]
+        steps, seconds = (end[name] - start[name] for name in ("total_steps", "seconds"))
+        speed = steps / seconds
+        if workers == 1:  # Each round begins with one worker.
+            alone[num_envs] = speed
+        sums = [sum(row[name] for row in rows[options.warmup :]) for name in SECONDS]
+        shares = [time / (sums[0] + sums[1]) for time in sums[2:]]
+        return {"figures": [speed, speed / alone[num_envs] / workers, *shares], "iterations": rows}
+
+    samples = setup.rounds(keys, measure, "{workers} x {num_envs}")
+    rows = [(f"{s['workers']} x {s['num_envs']}", s["figures"]) for s in samples]
+    table = Table.of("Workers", WORKERS, rows)
+    return setup.result("scaling", [table], [MEDIANS, SHARES], samples)
+
+
+def startup(setup: Setup, options: BenchOptions) -> Result:
+    """Measure help and first iterations in turn."""
+    found, scratch = setup.found, setup.scratch
+    helps = {"`train --help`": ["--help"], "`train <task> --help`": [found.name, "--help"]}
+    configs = {
+        f"first iteration, {n} environments": setup.config(n, max_iterations=1)
+        for n in options.num_envs
+    }
+
+    def measure(what: str) -> dict[str, Any]:
+        if what in helps:
+            return {"seconds": run_timed([*TRAIN, *helps[what]], scratch).seconds}
+        row = train_timed(found, configs[what], scratch)[0][0]
+        learned = row["collect_seconds"] + row["learn_seconds"]
+        return {"seconds": row["seconds"], "phases": [row["seconds"] - learned, learned]}
+
+    samples = setup.rounds([{"what": what} for what in (*helps, *configs)], measure, "{what}")
+    totals = [(s["what"], [s["seconds"]]) for s in samples]
+    phases = [(s["what"], s["phases"]) for s in samples if "phases" in s]
+    tables = [
+        Table.of("Seconds from Enter", ["", "seconds"], totals),
+        Table.of("Where they go", ["", *PHASES], phases),
+    ]
+    return setup.result("startup", tables, [MEDIANS, CACHED], samples)
+
+
+BENCHMARKS = {"throughput": throughput, "scaling": scaling, "startup": startup}

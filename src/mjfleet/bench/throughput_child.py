@@ -7,23 +7,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import mujoco
 import torch
 
-from mjfleet.config import TrainConfig, from_dict
-from mjfleet.env.factory import build_env, on_device
-from mjfleet.env.random_numbers import seed_everything
-from mjfleet.loggers.logger import Row
-from mjfleet.registry import FoundTask, find_task
-from mjfleet.rl.runner import Runner
+import mjfleet
 from mjfleet.sim import Simulation
 from mjfleet.sim.simulation import INTEGRATION_FIELDS
-from mjfleet.worker.gpu_settings import apply_settings
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import WorkerArgs
 
@@ -31,59 +23,43 @@ BareEngine = tuple[Callable[[], object], dict[str, torch.Tensor]]
 """The engine's own call for `decimation` physics steps of all environments; their state."""
 
 
-@contextmanager
-def built_task(worker: WorkerArgs) -> Iterator[tuple[FoundTask, TrainConfig, Any]]:
-    """Find a task, read its configuration and build its environment as training does."""
-    found, device = find_task(worker.task, Path(worker.task_folder)), worker.devices[0]
-    config = from_dict(found.defaults(), worker.config)
-    with on_device(worker.engine, device):
-        apply_settings(config, device)
-        seed_everything(config.agent.seed)
-        size = config.agent.algorithm.envs_per_group
-        place = worker.engine, device, worker.threads
-        yield found, config, build_env(found, config, *place, group_size=size)
-
-
 def measure(worker: WorkerArgs) -> list[list[float]]:
     """Train; return the seconds of each iteration, its rollout, its update, the environment and
     the bare engine.
 
     After each, the bare engine, then the environment with the same actions, steps as often as the
-    rollout, from the states in which that ended.
+    rollout, from the states in which that ended. The first iteration has the building, too.
     """
-    device, samples = worker.devices[0], list[list[float]]()
+    device, bare, samples = worker.devices[0], None, list[list[float]]()
 
     def now() -> float:
         if device != "cpu":
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    with built_task(worker) as (found, config, env):
-        runner = Runner(env, config.agent, device, worker.threads, found.load)
-        make = _warp if worker.engine == "warp" else _native
-        step, fields = make(worker, env.sim, env.cfg.decimation)
-        start = now()
-
-        def after_iteration(row: Row) -> None:
-            nonlocal start
-            seconds = now() - start
-            with torch.inference_mode():
-                state = env.sim.state()
-                for name, field in fields.items():
-                    field.copy_(state[name])
-                start = now()
-                for _ in range(config.agent.num_steps_per_env):
-                    step()
-                engine, start = now() - start, now()
-                torch.set_num_threads(1)  # As in a rollout.
-                for actions in runner.alg.storage.actions:
-                    env.step(actions)
-            environment = now() - start
-            collected, learned = (row[name] or 0.0 for name in ("collect_seconds", "learn_seconds"))
-            samples.append([seconds, collected, learned, environment, engine])
+    start = time.perf_counter()
+    tasks_dir = worker.config["tasks_dir"]
+    for iteration in mjfleet.iterate(worker.task, config=worker.config, tasks_dir=tasks_dir):
+        seconds, env, row = now() - start, iteration.env, iteration.metrics
+        if bare is None:
+            make = _warp if worker.engine == "warp" else _native
+            bare = make(worker, env.sim, env.cfg.decimation)
+        step, fields = bare
+        with torch.inference_mode():
+            state = env.sim.state()
+            for name, field in fields.items():
+                field.copy_(state[name])
             start = now()
-
-        runner.train(after_iteration, lambda: None)
+            for _ in range(worker.config["agent"]["num_steps_per_env"]):
+                step()
+            engine, start = now() - start, now()
+            torch.set_num_threads(1)  # As in a rollout.
+            for actions in iteration.runner.alg.storage.actions:
+                env.step(actions)
+        environment = now() - start
+        collected, learned = (row[name] or 0.0 for name in ("collect_seconds", "learn_seconds"))
+        samples.append([seconds, collected, learned, environment, engine])
+        start = now()
     return samples
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from mjfleet.bench.benchmark import new_run
 from mjfleet.bench.timed_training import train_timed
-from mjfleet.cli.train import configure
 from mjfleet.config import TrainConfig
-from mjfleet.config.flags import HELP, typed_fields
+from mjfleet.config.flags import HELP
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_line
@@ -44,11 +44,7 @@ def tune(arguments: Sequence[str]) -> int:
     if not arguments or HELP & set(arguments):
         print_line(USAGE)
         return 0 if arguments else 2
-    found, config, resume = configure(arguments)
-    is_sized = not typed_fields(arguments).isdisjoint({"env.num_envs", "total_envs"})
-    if resume or config.run_dir or config.seeds or config.dry_run or is_sized:
-        flags = "--resume, --run-dir, --seeds, --dry-run, --env.num-envs and --total-envs"
-        raise UserError(f"tune chooses the environments and keeps no run: leave out {flags}.")
+    found, config = new_run(arguments, "tune")
     with StopRequest().installed(), TemporaryDirectory(prefix="mjfleet-tune-") as folder:
         fastest = choose(_measure(found, config, Path(folder)))
     print_line(f"fastest: --env.num-envs {fastest.num_envs}")
@@ -95,7 +91,6 @@ def _train(
 ) -> Point:
     agent = replace(config.agent, max_iterations=iterations, logger=("none",))
     config = replace(config.with_num_envs(num_envs), agent=agent, max_restarts=0, quiet=False)
-    config = replace(config, total_envs=None, total_steps=None, init_from=None)
     config = replace(config, video_interval=None, eval_interval=None)
     rows, child = train_timed(found, config, folder)
     speed = median(row["global_steps_per_second"] for row in rows[WARMUP:])
