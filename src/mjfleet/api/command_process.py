@@ -5,7 +5,6 @@ The module is also that process's main module.
 
 import math
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -13,8 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from secrets import token_hex
-from tempfile import TemporaryFile, gettempdir
+from tempfile import mkdtemp
 
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_and_exit
@@ -24,40 +22,40 @@ from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent, stop_wi
 
 LOOK_SECONDS = 0.5
 MISTAKE = 2  # The exit code after a mistake of the user's.
-FILES = "FILES:"
-"""In an argument, the folder of the command's own files."""
+
+
+def folder_of(files: Mapping[str, bytes], place: Path | None = None) -> Path:
+    """Write the files that a command alone reads, by path; return their folder, for its arguments.
+
+    It is made in `place` or the nearest folder above that; None: where temporary files belong.
+    """
+    while place and not place.is_dir():
+        place = place.parent
+    folder = Path(mkdtemp(prefix=".mjfleet-", dir=place))
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
 
 
 class CommandProcess:
     """A command that runs.
 
-    Where it `is_shown`, a notebook gets only warnings and errors. `files` have the content of files
-    that only it reads, by path in a folder that is removed afterwards. That is made in `place` or
-    the nearest folder above it that exists; None: where temporary files belong.
+    Where it `is_shown`, a notebook gets only warnings and errors. A `folder` that `folder_of` has
+    made is removed when it has ended.
     """
 
     def __init__(
-        self,
-        arguments: Sequence[str],
-        is_shown: bool,
-        files: Mapping[str, bytes] | None = None,
-        place: Path | None = None,
+        self, arguments: Sequence[str], is_shown: bool, folder: Path | None = None
     ) -> None:
-        place = place or Path(gettempdir())
-        while not place.is_dir():
-            place = place.parent
-        self._folder = place / f".mjfleet-{token_hex(8)}"
-        arguments = [argument.replace(FILES, f"{self._folder}/") for argument in arguments]
+        self._folder = folder
         sys.stdout.flush()
-        with TemporaryFile() as given:
-            pickle.dump((self._folder, files or {}), given)
-            given.seek(0)
-            self._child = ChildProcess(
-                python_module(__name__, *arguments),
-                stdin=given,
-                stdout=None if is_shown and not is_notebook() else subprocess.DEVNULL,
-                stderr=None if is_shown else KEEP,
-            )
+        self._child = ChildProcess(
+            python_module(__name__, str(folder or ""), *arguments),
+            stdout=None if is_shown and not is_notebook() else subprocess.DEVNULL,
+            stderr=None if is_shown else KEEP,
+        )
         self.errors = ""
         """What it has written to standard error, once it has ended; empty if that was shown."""
         self._code: int | None = None
@@ -68,7 +66,8 @@ class CommandProcess:
         if self._code is None and (code := self._child.exit_code()) is not None:
             self.errors, self._mistake = self._child.errors().strip(), self._child.mistake()
             self._child.end()
-            shutil.rmtree(self._folder, ignore_errors=True)  # It is there if it was killed.
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)  # It is there if it was killed.
             self._code = code if code >= 0 else 128 - code
         return self._code
 
@@ -103,25 +102,21 @@ def is_notebook() -> bool:
 
 
 def main() -> None:
-    """Run a command of mjfleet's, with the files that standard input holds.
+    """Run a command of mjfleet's, and remove the folder of its files.
 
     When this process's parent is gone, training saves and stops; other commands end at once.
     """
+    folder = sys.argv.pop(1)
     if sys.argv[1] == "train":
         stop_with_parent(int(os.environ[PARENT_VARIABLE]))
     else:
         die_with_parent()
     del os.environ[PARENT_VARIABLE]  # Curves are drawn: somebody looks at them.
-    folder, files = pickle.load(sys.stdin.buffer)
-    folder.mkdir(mode=0o700)
     try:
-        for name, content in files.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
         run_and_exit(mjfleet)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

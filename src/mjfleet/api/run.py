@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mjfleet.api.choose_task import as_flags, choose_task, new_run_dir
-from mjfleet.api.command_process import FILES, CommandProcess, is_notebook
+from mjfleet.api.command_process import CommandProcess, folder_of, is_notebook
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.dict_conversion import plain
@@ -187,11 +187,12 @@ class Run:
             where = {"log_root": str(log_root), "run_dir": changes.get("run_dir")}
             run_dir = new_run_dir(from_dict(TrainConfig(), {**where, "agent": names}))
             changes |= {"fork": True, "run_dir": run_dir}
-        files = dict[str, bytes]()
+        folder = None
         if isinstance(own, ClassTask):
-            files, changes["tasks_dir"] = own.files(), f"{FILES}tasks"
+            folder = folder_of(own.files(), log_root)
+            changes["tasks_dir"] = folder / "tasks"
         command = ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
-        process = CommandProcess(command, not background, files, log_root if files else None)
+        process = CommandProcess(command, not background, folder)
         return Run.of_process(process, run_dir, background)
 
     def policy(self, checkpoint: str | Path | None = None, device: str = "cpu") -> "Policy":

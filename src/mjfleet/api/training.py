@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.api.choose_task import Config, as_flags, choose_task, new_run_dir
-from mjfleet.api.command_process import FILES, CommandProcess
+from mjfleet.api.command_process import CommandProcess, folder_of
 from mjfleet.api.run import Run
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.errors import UserError
-from mjfleet.runs.config_yaml import config_text, placement_flags
+from mjfleet.runs.config_yaml import CONFIG_FILE, placement_flags, write_config
 
 OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "fork")
 """Flags of `train` that this function has no equal for."""
@@ -49,14 +49,16 @@ def train(
         raise UserError(f"{wrong[0]}: it is a flag of the command `train` alone.")
     found, planned = choose_task(task, name, config, changes)
     run_dir = new_run_dir(planned)
-    files, place = dict[str, bytes](), None
-    if isinstance(found, ClassTask):
-        files, planned = found.files(), replace(planned, tasks_dir=f"{FILES}tasks")
-        place = Path(planned.log_root).absolute()  # Other hosts, which read them, share its disk.
-    files["config.yaml"] = config_text(found.name, planned).encode(errors="backslashreplace")
+    if isinstance(found, ClassTask):  # Other hosts, which read its files, share the disk of logs.
+        folder = folder_of(found.files(), Path(planned.log_root).absolute())
+        planned = replace(planned, tasks_dir=str(folder / "tasks"))
+    else:
+        folder = folder_of({})
+    file = folder / CONFIG_FILE
+    write_config(file, found.name, planned)
     # What does not count in a file, and a teacher, of which it has none, are flags.
     flags = as_flags({"run_dir": run_dir, "teacher": planned.teacher})
     flags += placement_flags(planned, found.defaults())
-    command = ["train", found.name, "--config", f"{FILES}config.yaml", *flags]
-    process = CommandProcess(command, not background, files, place)
+    command = ["train", found.name, "--config", str(file), *flags]
+    process = CommandProcess(command, not background, folder)
     return Run.of_process(process, run_dir, background)

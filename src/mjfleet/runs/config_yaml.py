@@ -132,17 +132,13 @@ def write_config(
 
     The file names itself by its `final_path`, if it is to be moved there.
     """
-    # Nothing in the path may end the comment.
-    place = printable(str((final_path or path).resolve())).replace("\n", "\\n")
-    text = f"# Train again with: train --config {place}\n{config_text(task, config)}"
-    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
-
-
-def config_text(task: str, config: TrainConfig) -> str:
-    """Return the task and every value of a configuration as YAML, as `--config` reads them."""
     import yaml
 
-    return yaml.safe_dump({TASK_ENTRY: task, **_recorded(config)}, sort_keys=False)
+    # Nothing in the path may end the comment.
+    place = printable(str((final_path or path).resolve())).replace("\n", "\\n")
+    values = yaml.safe_dump({TASK_ENTRY: task, **_recorded(config)}, sort_keys=False)
+    text = f"# Train again with: train --config {place}\n{values}"
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def placement_of(config: TrainConfig) -> dict[str, Any]:
