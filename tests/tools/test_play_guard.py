@@ -57,14 +57,18 @@ def test_the_address_with_the_token_opens_the_page_and_others_do_not(server: Gua
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
+        ({"Host": "127.0.0.1:8080"}, 303),
         ({"Host": "[::1]:8080"}, 303),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": ""}, 403),
+        ({"Host": "["}, 403),
         ({"Host": "localhost:1", "Origin": "http://localhost:1"}, 303),
         ({"Host": "localhost:1", "Origin": "http://localhost:2"}, 403),
         ({"Host": "localhost:1", "Origin": "http://evil.example"}, 403),
         ({"Host": "localhost:1", "Origin": "null"}, 403),
     ],
 )
-def test_other_pages_are_refused(
+def test_other_names_and_other_pages_are_refused(
     server: GuardedServer, headers: dict[str, str], status: int
 ) -> None:
     assert get(server, f"/?token={TOKEN}", **headers)[0] == status
@@ -102,6 +106,8 @@ ADDRESS = f"GET /?token={TOKEN} HTTP/1.1\r\n"
     "request_",
     [
         "\r\n\r\n",
+        f"{ADDRESS}\r\n",
+        f"{ADDRESS}Host: localhost\r\nHost: evil.example\r\n\r\n",
         f"{ADDRESS}Host: localhost\r\nOrigin: http://[\r\n\r\n",
         f"{ADDRESS}Host: localhost\r\nOrigin: http://localhost\r\nOrigin: null\r\n\r\n",
         ADDRESS.replace("GET", "POST") + "Host: localhost\r\n\r\n",
