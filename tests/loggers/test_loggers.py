@@ -66,6 +66,9 @@ def test_files_hold_each_value_and_nothing_for_an_unknown_one(tmp_path: Path) ->
     assert [row["mean_return"] for row in read_csv(tmp_path)] == ["", "12.5"]
     assert read_scalars(tmp_path, "loss/value") == [(1, 0.5), (2, 0.25)]
     assert read_scalars(tmp_path, "mean_return") == [(2, 12.5)]
+    (tmp_path / "speed").mkdir()
+    log(tmp_path / "speed", FILES, {"iteration": 1, "global_steps_per_second": 512})
+    assert read_scalars(tmp_path / "speed", "time/global_fps") == [(1, 512)]
 
 
 def test_a_resumed_run_has_every_iteration_once(tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ class TensorBoardLogger(Logger):
             for name, value in row.items()
             if value is not None and name != "iteration"
         ]
+        # Where users of Stable-Baselines3 look for it.
+        if (speed := row.get("global_steps_per_second")) is not None:
+            values.append({"tag": "time/global_fps", "simple_value": speed})
         self._write(step=row["iteration"], summary={"value": values})
 
     def close(self, has_failed: bool) -> None:
