@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mjfleet.api.choose_task import tasks
-    from mjfleet.api.environment import make
-    from mjfleet.api.loop import Iteration, iterate
+    from mjfleet.api.in_process import Iteration, iterate, make
     from mjfleet.api.run import Run, TrainingError
     from mjfleet.api.training import train
     from mjfleet.config import AgentConfig, EnvConfig, TrainConfig
@@ -21,13 +20,13 @@ MODULES = {
     "AgentConfig": "config",
     "Env": "env",
     "EnvConfig": "config",
-    "Iteration": "api.loop",
+    "Iteration": "api.in_process",
     "Run": "api.run",
     "TrainConfig": "config",
     "TrainingError": "api.run",
     "UserError": "errors",
-    "iterate": "api.loop",
-    "make": "api.environment",
+    "iterate": "api.in_process",
+    "make": "api.in_process",
     "tasks": "api.choose_task",
     "train": "api.training",
 }

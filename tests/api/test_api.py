@@ -244,6 +244,8 @@ def test_iterate_trains_for_total_steps() -> None:
     settings = {"env": {"num_envs": 4}, "agent": {"num_steps_per_env": 8}, "gpu_ids": None}
     iterations = mjfleet.iterate("cartpole-balance", total_steps=65, **settings)
     assert [iteration.metrics["total_steps"] for iteration in iterations] == [32, 64, 96]
+    with pytest.raises(mjfleet.UserError, match="--gpu-ids 99"):
+        next(mjfleet.iterate("cartpole-balance", config={"gpu_ids": [99]}))
 
 
 def test_importing_is_light_and_names_are_documented() -> None:

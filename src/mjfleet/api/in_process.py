@@ -1,0 +1,157 @@
+"""`mjfleet.make` and `mjfleet.iterate`: an environment, and the training loop, in this process."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mjfleet.api.choose_task import Config, choose_task
+from mjfleet.config import TrainConfig
+from mjfleet.config.dict_conversion import plain
+from mjfleet.config.launch_config import LaunchConfig
+from mjfleet.env import Env
+from mjfleet.env.factory import build_env, on_device
+from mjfleet.env.random_numbers import seed_everything
+from mjfleet.errors import UserError
+from mjfleet.launch.devices import Devices, choose_devices
+from mjfleet.launch.launch_plan import make_plan
+from mjfleet.launch.launch_training import plan_size
+from mjfleet.registry import FoundTask
+from mjfleet.rl.checkpoint_contents import Checkpointer
+from mjfleet.rl.runner import Runner
+from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.worker.gpu_settings import apply_settings
+
+OF_TRAIN = frozenset(field.name for field in fields(LaunchConfig)) - {
+    *("gpu_ids", "cpu_threads", "engine", "numa", "deterministic", "total_envs", "total_steps"),
+    *("log_root", "tasks_dir", "on_nan"),
+}
+"""Fields of the configuration that have no meaning for one worker in this process."""
+
+
+def make(
+    task: str | type,
+    *,
+    num_envs: int | None = None,
+    device: str = "auto",
+    name: str | None = None,
+    config: Config | None = None,
+    **changes: Any,
+) -> Env[Any]:
+    """Build an environment, whose contract docs/tasks.md describes; close it, or use it by `with`.
+
+    Args:
+        task, name, config: as for `mjfleet.train`.
+        num_envs: environments; None: as many as the task has.
+        device: `cpu`, `cuda:0` and so on, or `auto`: GPU 0, else the CPU. One process has the
+            environments of one device.
+        changes: fields of TrainConfig: `engine="native"`, `env={"episode_seconds": 5}`.
+
+    Raises:
+        UserError: the task, the device or a value is not known.
+    """
+    if num_envs is not None:
+        changes["env"] = {**plain(changes.get("env") or {}), "num_envs": num_envs}
+    changes["gpu_ids"] = _gpu_ids(str(device))
+    found, chosen, devices = _choose(task, name, config, changes)
+    plan = make_plan(found, chosen, devices, {})
+    with ExitStack() as stack:
+        stack.enter_context(on_device(plan.engine, plan.device))
+        env = build_env(found, plan.config, plan.engine, plan.device, plan.threads)
+        env.on_close = stack.pop_all()
+    return env
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """An iteration that is done, and what trains: change it, and the next iteration uses that."""
+
+    number: int
+    """Iterations done, this one included."""
+    metrics: dict[str, float | int | None]
+    """The columns of metrics.csv."""
+    runner: Runner
+    """Its `alg` is the algorithm, an rsl_rl PPO: `alg.entropy_coef`, `alg.clip_param`, ..."""
+    checkpointer: Checkpointer
+    """What `save` writes."""
+
+    @property
+    def env(self) -> Env[Any]:
+        """The environment."""
+        return self.runner.env
+
+    def set_learning_rate(self, value: float) -> None:
+        """Set the learning rate of all parameters, from which an adaptive schedule continues."""
+        self.runner.alg.set_learning_rate(value)
+
+    def save(self, path: str | Path) -> Path:
+        """Write a checkpoint; return its path.
+
+        `train --resume` and `play --resume` take it, and `mjfleet.train(task, init_from=path)` if
+        the task is a class.
+        """
+        data = self.checkpointer.packed()
+        write_atomically(Path(path), lambda file: file.write(data))
+        return Path(path)
+
+
+def iterate(
+    task: str | type,
+    *,
+    name: str | None = None,
+    config: Config | None = None,
+    **changes: Any,
+) -> Iterator[Iteration]:
+    """Train with one worker in this process; yield each iteration. Leave the loop to stop.
+
+    It writes no run directory: `Iteration.save` keeps a policy, `Iteration.metrics` the numbers.
+    torch keeps the settings of `agent.tf32` and `deterministic`, and the process the cores of
+    `numa`.
+
+    Args:
+        task, name, config, changes: as for `mjfleet.train`.
+
+    Raises:
+        UserError: a value is not allowed, or the configuration needs what this machine lacks.
+        DivergedError: a state, observation, reward or loss is not finite.
+    """
+    with ExitStack() as stack:
+        found, chosen, devices = _choose(task, name, config, changes)
+        plan = plan_size(found, chosen, devices, {})
+        device, config = plan.device, plan.config
+        seed_everything(config.agent.seed)
+        stack.enter_context(on_device(plan.engine, device))
+        apply_settings(config, device)
+        size = config.agent.algorithm.envs_per_group
+        env = build_env(found, config, plan.engine, device, plan.threads, group_size=size)
+        runner = Runner(env, config.agent, device, plan.threads, found.load)
+        checkpointer = Checkpointer(runner, found.name, Path(), keep=None)
+        for row in runner.iterations(lambda: None):
+            yield Iteration(runner.current_learning_iteration, row, runner, checkpointer)
+
+
+def _choose(
+    task: str | type, name: str | None, config: Config | None, changes: Mapping[str, Any]
+) -> tuple[FoundTask, TrainConfig, list[Devices]]:
+    """Return task, configuration and device of one worker in this process, as `train` does.
+
+    UserError if a value is not allowed, or a field is for `train` alone.
+    """
+    if wrong := [name for name in changes if name in OF_TRAIN]:
+        raise UserError(f"{wrong[0]}: only `mjfleet.train` or the command `train` can do that.")
+    found, chosen = choose_task(task, name, config, changes)
+    devices = choose_devices(chosen, os.environ)
+    if len(devices.names) > 1:
+        raise UserError("gpu_ids: this process has one worker, so one device.")
+    return found, chosen, [devices]
+
+
+def _gpu_ids(device: str) -> Any:
+    if device in ("auto", "cpu"):
+        return {"auto": "auto", "cpu": None}[device]
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index or "0").isdecimal():
+        raise UserError(f"device is {device!r}; it must be `auto`, `cpu` or `cuda:<index>`.")
+    return [int(index or 0)]
