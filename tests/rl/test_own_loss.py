@@ -16,7 +16,7 @@ from mjfleet.rl.minibatches import Minibatch
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner
 
-from ..conftest import Run, copy_task, rows
+from ..conftest import Output, copy_task, rows
 from ..env.test_env import BUNDLED, build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub
 from .test_own_classes import LEARNER, train
@@ -108,16 +108,16 @@ def test_it_is_captured_and_a_loss_that_does_not_say_so_is_called() -> None:
     [("cartpole", "cartpole-balance"), pytest.param("go1", "go1-velocity-flat", marks=SLOW)],
 )
 def test_two_workers_learn_it_resume_and_it_is_played(
-    robot: str, task: str, run: Run, tmp_path: Path
+    robot: str, task: str, output: Output, tmp_path: Path
 ) -> None:
     (copy_task(tmp_path / "tasks", "own", robot) / "learner.py").write_text(LEARNER)
     task = task.replace(robot, "own")
     batches = ("--agent.algorithm.num-mini-batches", "16")  # More than the samples of `play`.
     own = ("--agent.algorithm.name", "learner:Auxiliary", "--cpu-workers", "2", *batches)
     own = (*own, "--run-dir")
-    train(run, task, 2, *own, "whole")
+    train(output, task, 2, *own, "whole")
     for iterations in (1, 2):
-        train(run, task, iterations, *own, "parts")
+        train(output, task, iterations, *own, "parts")
     assert all(float(row["loss/forecast"]) > 0 for row in rows(tmp_path / "parts"))
     whole, parts = (
         torch.load(tmp_path / name / "checkpoints/model_2.pt", weights_only=True)
@@ -126,7 +126,7 @@ def test_two_workers_learn_it_resume_and_it_is_played(
     for part in ("actor_state_dict", "critic_state_dict", "extra_state_dict"):
         assert all(torch.equal(whole[part][key], value) for key, value in parts[part].items())
     few = ("--env.num-envs", "1", "--episodes", "1")
-    assert run("play", task, "--resume", "parts", *few).returncode == 0
+    output("play", task, "--resume", "parts", *few)
 
 
 def total(change: Callable[[torch.Tensor], Any]) -> Any:
