@@ -44,6 +44,11 @@ def build_env(name: str, cfg: EnvConfig, *parts: Any, engine: Any = "native", **
     return env_class(cfg, sim, *parts, **more)
 
 
+def build_own(name: str, num_envs: int, **fields: Any) -> Any:
+    """Build a bundled task's environment on MuJoCo's own engine with other numbers."""
+    return build_env(name, replace(BUNDLED[name].task.env, num_envs=num_envs, **fields), 1)
+
+
 CartpoleEnv: Any = BUNDLED["cartpole-balance"].load("env:CartpoleEnv")
 
 

@@ -9,11 +9,11 @@ import torch
 from mjfleet.config import EnvConfig
 from mjfleet.errors import UserError
 from mjfleet.parts import Contacts, add_contacts
-from mjfleet.sim import Simulation, make_simulation
 
 from ..env.test_env import PlainEnv, no_host_synchronisation
+from ..sim.test_contract import ENGINES
+from ..sim.test_contract import build as simulate
 
-ENGINES = ["native", "warp", pytest.param("cuda", marks=pytest.mark.gpu)]
 DECIMATION, TIMESTEP, HEIGHT, RADIUS = 10, 0.002, 0.164, 0.05
 BALLS = f"""
 <mujoco>
@@ -69,12 +69,6 @@ def build(engine: str, num_envs: int = 2, **options: Any) -> Any:
     env_class = type("OneBallsEnv", (BallsEnv,), {"options": OPTIONS | options})
     cfg = EnvConfig(num_envs=num_envs, decimation=DECIMATION, episode_seconds=100.0)
     return env_class(cfg, simulate(engine, env_class.make_model(cfg), num_envs), seed=0)
-
-
-def simulate(engine: str, model: mujoco.MjModel, num_envs: int) -> Simulation:
-    device = "cuda:0" if engine == "cuda" else "cpu"
-    kind: Any = "native" if engine == "native" else "warp"
-    return make_simulation(kind, model, num_envs, device=device)
 
 
 def step(env: Any, count: int = 1) -> None:

@@ -4,7 +4,6 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import mujoco
 import pytest
@@ -32,11 +31,10 @@ def load(name: str) -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_path(str(MODELS[name]))
 
 
-def build(engine: str, model: mujoco.MjModel, **options: Any) -> Simulation:
+def build(engine: str, model: mujoco.MjModel, num_envs: int = WORLDS) -> Simulation:
     if engine == "native":
-        return make_simulation("native", model, WORLDS, num_threads=2)
-    device = "cuda:0" if engine == "cuda" else "cpu"
-    return make_simulation("warp", model, WORLDS, device=device, **options)
+        return make_simulation("native", model, num_envs, num_threads=2)
+    return make_simulation("warp", model, num_envs, device="cuda:0" if engine == "cuda" else "cpu")
 
 
 @pytest.fixture(scope="module", params=MODELS)

@@ -8,31 +8,6 @@ from mjfleet.sim import FIELDS, make_simulation
 
 from .test_contract import WORLDS, build, close, load, start_apart
 
-BOX = """
-<mujoco>
-  <option timestep="0.005"/>
-  <worldbody>
-    <geom type="plane" size="2 2 0.1"/>
-    <body pos="0 0 0.1">
-      <freejoint/>
-      <geom name="box" type="box" size="0.1 0.08 0.06" mass="1"/>
-      <site name="center"/>
-    </body>
-    <body pos="1 0 0.5">
-      <joint name="hinge" axis="0 1 0" range="-10 10"/>
-      <geom type="capsule" size="0.02" fromto="0 0 0 0.2 0 0" mass="0.5" contype="0"/>
-    </body>
-  </worldbody>
-  <sensor>
-    <framepos objtype="geom" objname="box"/>
-    <gyro site="center"/>
-    <contact geom1="box" data="found dist" num="4"/>
-    <jointlimitpos joint="hinge"/>
-    <jointlimitvel joint="hinge"/>
-    SENSOR
-  </sensor>
-</mujoco>
-"""
 ARM = """
 <mujoco>
   <option timestep="0.005"/>
@@ -54,7 +29,7 @@ ARM = """
   </worldbody>
   <tendon><fixed name="rod"><joint joint="hinge" coef="2"/></fixed></tendon>
   <actuator><motor name="motor" joint="hinge" gear="3"/></actuator>
-  <sensor>SENSOR</sensor>
+  <sensor>SENSORS</sensor>
 </mujoco>
 """
 LANDING = """
@@ -70,7 +45,12 @@ LANDING = """
   REST
 </mujoco>
 """
-SENSORS = {
+ALWAYS = """
+  <framepos objtype="geom" objname="box"/><gyro site="center"/>
+  <contact geom1="box" data="found dist" num="4"/>
+  <jointlimitpos joint="hinge"/><jointlimitvel joint="hinge"/>
+"""
+MORE = {
     "positions and velocities": "",
     "forces": '<contact geom1="box" data="force" num="4"/><accelerometer site="center"/>',
     "history": '<jointpos joint="hinge" nsample="8" delay="0.02"/>',
@@ -78,9 +58,13 @@ SENSORS = {
 }
 
 
-@pytest.fixture(params=SENSORS)
+def arm(sensors: str) -> mujoco.MjModel:
+    return mujoco.MjModel.from_xml_string(ARM.replace("SENSORS", sensors))
+
+
+@pytest.fixture(params=MORE)
 def model(request: pytest.FixtureRequest) -> mujoco.MjModel:
-    return mujoco.MjModel.from_xml_string(BOX.replace("SENSOR", SENSORS[request.param]))
+    return arm(ALWAYS + MORE[request.param])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
@@ -134,8 +118,7 @@ def test_engines_agree_on_sensors_after_steps_and_after_writes(model: mujoco.MjM
     ],
 )  # fmt: skip
 def test_each_sensor_alone_is_that_of_the_new_state(sensors: str) -> None:
-    text = ARM.replace("SENSOR", sensors)
-    sims = [build(engine, mujoco.MjModel.from_xml_string(text)) for engine in ("native", "warp")]
+    sims = [build(engine, arm(sensors)) for engine in ("native", "warp")]
     for sim in sims:
         assert sim.sensordata.shape[1] > 0
         start_apart(sim)

@@ -19,7 +19,7 @@ from scipy.stats import ks_2samp
 from mjfleet.env import Env, EnvShard
 from mjfleet.tools.export.robot_metadata import describe
 
-from ..env.test_env import BUNDLED, build_env, build_task, no_host_synchronisation
+from ..env.test_env import BUNDLED, build_env, build_own, build_task, no_host_synchronisation
 
 TASKS = [name for name, found in BUNDLED.items() if found.folder.name == "dm_control"]
 DOMAINS = {name.partition("-")[0]: name for name in reversed(TASKS)}
@@ -147,14 +147,13 @@ def test_steps_and_starts_are_those_of_dm_control(
 def test_the_cart_pole_is_that_of_dm_control_at_a_fifth_of_its_rate(
     name: str, load: Callable[[str], Any]
 ) -> None:
-    cfg, oracle = BUNDLED[name].task.env, load(name)
-    env = build_env(name, replace(cfg, num_envs=STATES, decimation=1), 1)
+    env, oracle = build_own(name, STATES, decimation=1), load(name)
     assert env.step_dt == pytest.approx(oracle.control_timestep())
     assert env.sim.qvel.std() == pytest.approx(0.01, rel=0.1)
     check_starts(env, oracle)
     oracle.physics.model.opt.integrator = env.sim.model.opt.integrator
     assert largest_error(env, oracle) < 1e-6
-    env = build_env(name, replace(cfg, num_envs=2), 1)
+    env = build_own(name, 2)
     assert (env.step_dt, env.max_episode_length) == (pytest.approx(0.05), 1000)
     env.apply(torch.tensor([[1.0], [7.0]]))  # An action beyond the range pushes no harder.
     assert env.sim.ctrl.flatten().tolist() == [1.0, 1.0]

@@ -1,7 +1,6 @@
 """The Franka Panda: its model against published figures, and what its tasks reward and command."""
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import mujoco
@@ -9,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from mjfleet.env import Env
-
 from ..conftest import REPOSITORY
-from ..env.test_env import BUNDLED, build_env
+from ..env.test_env import BUNDLED, build_own
 
 FOLDER = REPOSITORY / "tasks/panda"
 TORQUES = np.array(4 * [87.0] + 3 * [12.0])
@@ -21,12 +18,6 @@ TORQUES = np.array(4 * [87.0] + 3 * [12.0])
 @pytest.fixture(scope="module")
 def model() -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_path(str(FOLDER / "lift.xml"))
-
-
-def build(name: str, num_envs: int = 16, **own: Any) -> Env[Any]:
-    """An environment without noise."""
-    cfg: Any = replace(BUNDLED[name].task.env, num_envs=num_envs, noise=0.0, **own)
-    return build_env(name, cfg, 1)
 
 
 def published_pose(angles: np.ndarray) -> np.ndarray:
@@ -110,7 +101,7 @@ def test_the_arm_touches_the_table_and_the_fingers_the_cube(model: mujoco.MjMode
 
 
 def test_every_commanded_pose_is_reached_by_some_motion_which_is_rewarded() -> None:
-    env: Any = build("panda-reach", 24)
+    env: Any = build_own("panda-reach", 24, noise=0.0)
     steps = BUNDLED["panda-lift"].load("lift:damped_least_squares")
     p = env.cfg.pose
     for i, (low, high) in enumerate((p.forward, p.left, p.up, p.tilt, p.tilt, p.turn)):
@@ -130,7 +121,7 @@ def test_every_commanded_pose_is_reached_by_some_motion_which_is_rewarded() -> N
 
 
 def test_a_cube_is_gripped_and_carried_to_its_goal_which_is_rewarded() -> None:
-    env: Any = build("panda-lift")
+    env: Any = build_own("panda-lift", 16, noise=0.0)
     cfg, rewards = env.cfg, list[float]()
     assert (env.cube[:, 0] - 0.5 <= cfg.cube.forward[1]).all()
     assert (env.cube[:, 1].abs() <= cfg.cube.left[1]).all()

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ import pytest
 import torch
 
 import mjfleet
-from mjfleet.env import Env
-from mjfleet.registry import discover
 from mjfleet.rl.checkpoint_files import pack_checkpoint, read_checkpoint
 from mjfleet.runs.checkpoints import about
-from mjfleet.sim import make_simulation
 
 from ..conftest import POISON, REPOSITORY, Output, Run, only_run, run_warm
+from ..env.test_env import build_own
 from .test_play import column
 
 ELSEWHERE = "import sys\nsys.modules['mjfleet'] = sys.modules['torch'] = None\n"
@@ -58,15 +55,6 @@ def runs(
             assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
         found[name] = only_run(folder, name)
     return found
-
-
-def build(name: str, **own: Any) -> Env[Any]:
-    """A task's environment with other numbers."""
-    found = discover({}).tasks[name]
-    cfg = replace(found.task.env, **own)
-    env_class = found.load(found.task.env_class)
-    sim = make_simulation("native", env_class.make_model(cfg), own["num_envs"], num_threads=1)
-    return env_class(cfg, sim, 1)
 
 
 def expected(checkpoint: Path, rows: torch.Tensor) -> torch.Tensor:
@@ -145,7 +133,7 @@ def test_files_do_what_the_checkpoint_does(runs: dict[str, Path], output: Output
     assert b"site-packages" not in (written / "policy.onnx").read_bytes()
 
     played = output("play", "cartpole-balance", "--resume", str(runs["normalised"]))
-    env, total = build("cartpole-balance", num_envs=8, episode_seconds=2.5), 0.0
+    env, total = build_own("cartpole-balance", 8, episode_seconds=2.5), 0.0
     for _ in range(50):
         rows = env.get_observations()["actor"].numpy()
         actions = policy.run(None, {"observations": rows})[0]

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from mjfleet.env import Env
-from mjfleet.registry import discover
 
 from ..conftest import REPOSITORY, Output, run_warm
+from ..env.test_env import BUNDLED, build_own
 from ..runs.test_damaged_runs import RUN
 from ..test_docs import BLOCK
-from .test_export import RUN_POLICY, build, elsewhere, load_example
+from .test_export import RUN_POLICY, elsewhere, load_example
 from .test_play import column
 
 EXACT = {
@@ -75,17 +75,17 @@ def test_a_robot_follows_its_command_as_it_does_in_play(files: Path, output: Out
     for name in ("velocity_error", "yaw_error"):
         reference = column(played, f"task/{name}")[0]
         assert column(walks, name)[0] == pytest.approx(reference, rel=0.3)
-    cfg: Any = discover({}).tasks["go1-velocity-flat"].task.env
+    cfg: Any = BUNDLED["go1-velocity-flat"].task.env
     random = replace(cfg.random, **EXACT)
-    follow(files / "go1.onnx", build("go1-velocity-flat", num_envs=1, random=random))
+    follow(files / "go1.onnx", build_own("go1-velocity-flat", 1, random=random))
 
 
 def test_the_guides_controller_moves_a_robot_as_the_simulation_does(files: Path) -> None:
     """The code of docs/deploy.md, fed with what a robot's sensors measure."""
     policy = onnxruntime.InferenceSession(files / "go1.onnx")
-    cfg: Any = discover({}).tasks["go1-velocity-flat"].task.env
+    cfg: Any = BUNDLED["go1-velocity-flat"].task.env
     calm = replace(cfg.random, noise=0.0, delay=(0, 0), push_speed=0.0)
-    env: Any = build("go1-velocity-flat", num_envs=1, random=calm)
+    env: Any = build_own("go1-velocity-flat", 1, random=calm)
     model = env.sim.model
     known = json.loads((files / "go1.json").read_text())
     driven = [model.joint(model.actuator(i).trnid[0]).name for i in range(model.nu)]
@@ -121,7 +121,7 @@ def test_the_guides_controller_moves_a_robot_as_the_simulation_does(files: Path)
 
 def test_a_pole_moves_as_it_does_in_the_task(files: Path) -> None:
     assert column(figures(files, "pole.onnx", "--seconds", "0.5"), "upright")[0] > 0.5
-    follow(files / "pole.onnx", build("cartpole-balance", num_envs=1))
+    follow(files / "pole.onnx", build_own("cartpole-balance", 1))
 
 
 def test_what_it_cannot_use_is_said(
