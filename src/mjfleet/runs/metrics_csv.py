@@ -10,7 +10,7 @@ from pathlib import Path
 from mjfleet.utils.safe_read import open_regular
 
 METRICS_FILE = "metrics.csv"
-"""Created as soon as training begins; without a header until the first iteration."""
+"""Created with the first iteration."""
 METRICS_BYTES = 2**30
 TAIL_BYTES = 2**17  # With the last row.
 MAX_DIGITS = 12  # Of an iteration.
