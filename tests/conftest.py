@@ -47,7 +47,6 @@ LATE = (
     "WAYLAND_DISPLAY", "XDG_CACHE_HOME",
 )  # fmt: skip
 """Environment variables that act after imports."""
-AS_IN_WARM = {"OMP_WAIT_POLICY": "PASSIVE"}
 PATIENCE = 600.0
 """Seconds for what must happen, however slow the machine is: less than a test's time limit."""
 SLOW_LIMIT = 7200
@@ -174,7 +173,7 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
     ) -> subprocess.CompletedProcess[str]:
         dropped = ("CUDA_VISIBLE_DEVICES", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE")
         inherited = {k: v for k, v in os.environ.items() if k not in dropped}
-        is_late = all(k in LATE or AS_IN_WARM.get(k) == v for k, v in environ.items())
+        is_late = all(name in LATE for name in environ)
         if prelude == POISON or (not prelude and is_late):
             warm = request.getfixturevalue("light" if prelude else "warm")
             return run_warm(warm, module, arguments, inherited | environ, tmp_path)

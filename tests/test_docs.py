@@ -271,29 +271,6 @@ def test_the_commands_of_the_readme_fit_the_site() -> None:
     assert all(len(line) <= 100 for text in blocks for line in text.splitlines())
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in PAGES:
-        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text()):
-            other = page.parent / target if target else page
-            assert other.exists(), (page, target)
-            assert not anchor or anchor in anchors(other), (page, target, anchor)
-
-
-def anchors(page: Path) -> set[str]:
-    """Return the names that GitHub gives the headings of a page."""
-    text = re.sub("^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_every_page_is_in_the_index() -> None:
-    index = (REPOSITORY / "docs/index.md").read_text()
-    for page in (REPOSITORY / "docs").glob("*.md"):
-        assert page.name == "index.md" or f"({page.name})" in index, page
-    for page in (REPOSITORY / "tasks").glob("*/README.md"):
-        assert f"(../{page.relative_to(REPOSITORY)})" in index, page
-
-
 def test_the_tree_in_the_contributing_guide_is_that_of_the_package() -> None:
     guide = (REPOSITORY / "CONTRIBUTING.md").read_text()
     shown = re.findall(r"^ {6}(\w+/|\w+\.py) ", guide, flags=re.MULTILINE)

@@ -37,12 +37,11 @@ def measured(
     """
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    environ = {"TMPDIR": str(temporary), "OMP_WAIT_POLICY": "PASSIVE"}
     if arguments[0].endswith(".py"):
-        result = run_script(tmp_path, *arguments, *TINY, *further, **environ)
+        result = run_script(tmp_path, *arguments, *TINY, *further, TMPDIR=str(temporary))
         prog = "python benchmarks/"
     else:
-        result = run("mjfleet", "bench", *arguments, *TINY, *further, **environ)
+        result = run("mjfleet", "bench", *arguments, *TINY, *further, TMPDIR=str(temporary))
         prog = "mjfleet bench "
     assert result.returncode == 0, result.stderr
     assert not list(temporary.iterdir())
