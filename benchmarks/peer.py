@@ -21,7 +21,7 @@ from mjfleet.bench.benchmark import Counts, Options, Setup, run_script
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TimedChild, run_timed, train_timed
 from mjfleet.config import TrainConfig
-from mjfleet.config.validation import Checked, OptionalFolder
+from mjfleet.config.validation import OptionalFolder
 from mjfleet.errors import UserError
 from mjfleet.utils.console import print_error
 
@@ -62,17 +62,11 @@ class MjlabOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Which(Checked):
-    """The first word of the command."""
+class PeerOptions(MjlabOptions):
+    """Train the same by another stack and by mjfleet in turn."""
 
     peer: tyro.conf.Positional[Literal["mjlab", "rsl_rl"]]
     """`mjlab`, for which --mjlab is needed, or rsl_rl's stock runner and PPO in our environment."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeerOptions(MjlabOptions, Which):
-    """Train the same by another stack and by mjfleet in turn."""
-
     num_envs: Counts = (256, 1024, 4096)
     """Numbers of environments to measure."""
 

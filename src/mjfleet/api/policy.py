@@ -17,15 +17,11 @@ class Policy:
         device: where it is.
     """
 
-    def __init__(self, module: Any, device: str) -> None:
-        self.module, self.device = module.to(device), torch.device(device)
-
-    @classmethod
-    def read(cls, run: str, device: str) -> "Policy":
+    def __init__(self, run: str, device: str) -> None:
         """Read the policy of a run directory or a checkpoint."""
         found, config, trained = find_policy(run, Path("logs"))
         runner = load_runner(found, config.with_num_envs(1), trained.policy)
-        return cls(runner.get_inference_policy(), device)
+        self.module, self.device = runner.get_inference_policy().to(device), torch.device(device)
 
     @torch.inference_mode()
     def __call__(self, observations: Any) -> torch.Tensor:

@@ -207,7 +207,7 @@ class Run:
         """
         from mjfleet.api.policy import Policy
 
-        return Policy.read(str(checkpoint or self.path), device)
+        return Policy(str(checkpoint or self.path), device)
 
     def evaluate(
         self, episodes: int = 64, checkpoint: str | Path | None = None, **flags: Any

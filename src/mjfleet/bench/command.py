@@ -12,7 +12,7 @@ import tyro
 from mjfleet.bench.benchmark import Counts, Options, Setup, run_benchmark
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_timed
-from mjfleet.config.validation import Checked, OptionalCount
+from mjfleet.config.validation import OptionalCount
 from mjfleet.errors import UserError
 from mjfleet.utils.child_process import python_module
 from mjfleet.utils.hardware_names import usable_cores
@@ -44,18 +44,12 @@ CACHED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Which(Checked):
-    """The first word of the command."""
+class BenchOptions(Options):
+    """Measure how fast a task trains on this machine."""
 
     what: tyro.conf.Positional[Literal["throughput", "scaling", "startup"]]
     """`throughput`: where the time goes, and what the bare engine could do; `scaling`: one worker,
     two, ...; `startup`: from Enter to help and to the first iteration."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchOptions(Options, Which):
-    """Measure how fast a task trains on this machine."""
-
     num_envs: Counts = (1024,)
     """Numbers of environments of each worker to measure."""
     workers: OptionalCount = None
