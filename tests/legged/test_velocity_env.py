@@ -7,7 +7,9 @@ import torch
 
 from mjfleet.errors import UserError
 from mjfleet.legged import mirror
+from mjfleet.legged.biped_env import BipedEnv
 from mjfleet.legged.config import (
+    BipedWeights,
     RoughVelocityConfig,
     TerrainSharesConfig,
     VelocityConfig,
@@ -34,6 +36,34 @@ def build(
     cfg = cfg or VelocityConfig(num_envs=2)
     model, count = changed.make_model(cfg), cfg.num_envs
     return changed(cfg, make_simulation("native", model, count, num_threads=1), 1)
+
+
+class Humanoid(BipedEnv):
+    """The G1, by its path."""
+
+    model_file = str(REPOSITORY / "tasks/g1/g1.xml")
+    base = "pelvis"
+
+
+def test_two_legs_earn_steps_and_fall_where_anything_but_feet_touches() -> None:
+    cfg = VelocityConfig(num_envs=6, decimation=2, weights=BipedWeights(swing=2.0))
+    env: Any = build(Humanoid, cfg)
+    assert env.reward_weights()["swing"] == pytest.approx(2.0 * env.step_dt)
+    # One foot swings, both stand, both fly, too short, too long, and where it is to stand.
+    touching = ((0, 1), (1, 1), (0, 0), (1, 0), (1, 0), (1, 0))
+    seconds = ((0.2, 0), (0, 0), (0.2, 0.2), (0, 0.1), (0, 0.41), (0, 0.2))
+    env.touching[:], env.air_time[:] = (
+        torch.tensor(touching, dtype=torch.bool),
+        torch.tensor(seconds),
+    )
+    env.stands[:] = torch.arange(6) == 5
+    assert env.swings().tolist() == [1, 0, 0, 0, 0, 0]
+
+    env.reset()
+    env.sim.qpos[1, 3:7] = torch.tensor((0.9, 0.0, 0.44, 0.0))  # Tilted by 52 degrees.
+    env.sim.qpos[2, 2] -= 0.5  # To its shins in the ground.
+    env.step(torch.zeros(6, env.num_actions))
+    assert env.failed.tolist() == [False, True, True, False, False, False]
 
 
 def test_a_factor_of_no_joint_is_named() -> None:
