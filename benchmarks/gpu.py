@@ -29,7 +29,7 @@ from mjfleet.config.validation import Seconds
 from mjfleet.rl.checkpoint_files import read_checkpoint
 from mjfleet.runs.checkpoints import FINAL
 from mjfleet.utils.console import print_error
-from mjfleet.utils.hardware_names import gpu_memory
+from mjfleet.utils.hardware_names import ask_gpu
 from mjfleet.utils.parent_death import die_with_parent
 
 Section = Literal["trains", "speed", "captured", "profile", "same", "peer"]
@@ -88,7 +88,9 @@ def _run(section: str, setup: Setup, options: GpuOptions, rows: list[Row]) -> tu
     status = f"stopped after {options.seconds:.0f} s"
     try:
         while time.monotonic() < end:
-            memory += map(gpu_memory, setup.devices.physical[:1])
+            for physical in setup.devices.physical[:1]:
+                used = ask_gpu(physical, "nvmlDeviceGetMemoryInfo")
+                memory.append(used.used / 2**30 if used else 0.0)
             if receiver.poll(LOOK_SECONDS):
                 rows.append(receiver.recv())
                 print_error(", ".join(f"{name} {show(cell)}" for name, cell in rows[-1].items()))

@@ -71,21 +71,15 @@ def driver_version() -> str:
 
 
 def gpu_name(physical: str) -> str:
-    """Return a GPU's model, such as "NVIDIA H100 80GB HBM3", or `physical` where NVML fails.
-
-    `physical` is an index in the driver's order, a GPU UUID or a MIG UUID.
-    """
+    """Return a GPU's model, such as "NVIDIA H100 80GB HBM3", or `physical` where NVML fails."""
     return str(ask_gpu(physical, "nvmlDeviceGetName") or physical)
 
 
-def gpu_memory(physical: str) -> float:
-    """Return the memory of a GPU in use by all programs, in GiB; 0 where NVML does not know."""
-    memory = ask_gpu(physical, "nvmlDeviceGetMemoryInfo")
-    return memory.used / 2**30 if memory else 0.0
+def ask_gpu(physical: str, function: str, *arguments: object) -> Any:
+    """Return what a function of NVML says of a GPU, or None where that fails.
 
-
-def ask_gpu(physical: str, function: str) -> Any:
-    """Return what a function of NVML says of a GPU, or None where that fails."""
+    `physical` is an index in the driver's order, a GPU UUID or a MIG UUID.
+    """
     with nvml() as driver:
         if driver is None:
             return None
@@ -94,6 +88,6 @@ def ask_gpu(physical: str, function: str) -> Any:
                 handle = driver.nvmlDeviceGetHandleByIndex(int(physical))
             else:
                 handle = driver.nvmlDeviceGetHandleByUUID(physical)
-            return getattr(driver, function)(handle)
+            return getattr(driver, function)(handle, *arguments)
         except driver.NVMLError:
             return None

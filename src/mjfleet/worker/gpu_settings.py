@@ -3,10 +3,10 @@
 import os
 from typing import Any
 
-import pynvml
 import torch
 
 from mjfleet.config import TrainConfig
+from mjfleet.utils.hardware_names import ask_gpu
 
 
 def apply_settings(config: TrainConfig, device: str) -> None:
@@ -27,15 +27,9 @@ def apply_settings(config: TrainConfig, device: str) -> None:
 
 def _use_near_cores(device: str) -> None:
     """Keep to the cores of the GPU's NUMA node, where NVML knows them and they may be used."""
-    try:
-        pynvml.nvmlInit()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        masks = pynvml.nvmlDeviceGetCpuAffinity(handle, ((os.cpu_count() or 1) + 63) // 64)
-    except pynvml.NVMLError:
-        return
-    near = near_cores(list(masks), os.sched_getaffinity(0))
-    if near:
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    masks = ask_gpu(uuid, "nvmlDeviceGetCpuAffinity", ((os.cpu_count() or 1) + 63) // 64)
+    if near := near_cores(list(masks or ()), os.sched_getaffinity(0)):
         os.sched_setaffinity(0, near)
 
 
