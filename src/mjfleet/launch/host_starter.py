@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
@@ -107,22 +106,15 @@ class HostConnections:
     `meeting` is the address and port where the workers of several hosts meet, once it is known.
 
     Raises:
-        UserError: ssh, or its configuration, is missing.
+        UserError: ssh is missing.
     """
 
     def __init__(self, names: Sequence[str], config: LaunchConfig) -> None:
-        if config.ssh_config is not None and not os.path.isfile(config.ssh_config):
-            raise UserError(f"--ssh-config {config.ssh_config}: there is no such file.")
         if list(names) != [LOCALHOST] and shutil.which("ssh") is None:
             raise UserError("--hosts needs ssh, which is not installed here.")
         self._inbox: Inbox = queue.SimpleQueue()
-        self._started: list[HostConnection] = []
+        self._started = [HostConnection(name, config, self._inbox) for name in names]
         self.meeting: tuple[str, int] | None = None
-        with ExitStack() as unless_started:
-            unless_started.callback(self.__exit__)
-            for name in names:
-                self._started.append(HostConnection(name, config, self._inbox))
-            unless_started.pop_all()
 
     def __enter__(self) -> Self:
         return self
