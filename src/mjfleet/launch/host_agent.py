@@ -117,7 +117,6 @@ class HostAgent:
         folder = self._folder
         args = replace(
             args,
-            network=_network(self._address) if args.meeting else {},
             # Rank 0, a fork of this process, has the same descriptor.
             listener=self._listener.fileno() if self._listener else -1,
             run_dir=str(folder / args.run_dir),
@@ -130,7 +129,8 @@ class HostAgent:
         files = GrowingFiles(self._channel, folder, [*args.log_files, args.agent_log])
         Path(args.run_dir).mkdir(exist_ok=True)
         sent, when = False, 0.0
-        with WorkerProcesses(args) as workers:
+        network = _network(self._address) if args.meeting else LOOPBACK_ALONE
+        with WorkerProcesses(args, network) as workers:
             self._workers = workers
             while (end := workers.end()) is None:
                 files.send_new()

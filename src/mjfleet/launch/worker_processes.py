@@ -16,7 +16,7 @@ from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.thread_limits import thread_variables
 from mjfleet.worker.torchrunx_entrypoint import train_as_torchrunx_worker
-from mjfleet.worker.worker_args import LOOPBACK_ALONE, Outcome, WorkerArgs
+from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 DYING_SECONDS = 0.5  # How long after its workers an agent that was killed may seem to live.
 AGENT_GONE_SECONDS = 5.0  # How long workers may still be seen to end once the agent has.
@@ -26,13 +26,16 @@ LOOK_SECONDS = 0.1
 
 
 class WorkerProcesses:
-    """torchrunx's agent and the workers of this host; none of them is left after the block."""
+    """torchrunx's agent and the workers of this host; none of them is left after the block.
 
-    def __init__(self, args: WorkerArgs) -> None:
+    `network` are the variables by which gloo and NCCL know the interface to use.
+    """
+
+    def __init__(self, args: WorkerArgs, network: dict[str, str]) -> None:
         self._args = args
         self.watchdog = WorkerWatchdog(args)
         # The agent leaves temporary files behind.
-        variables = thread_variables(args.threads) | LOOPBACK_ALONE | {"TMPDIR": args.scratch}
+        variables = thread_variables(args.threads) | network | {"TMPDIR": args.scratch}
         self._agent = ForkedAgent(variables, Path(args.agent_log))
         self.send_signal, self.close = self._agent.send_signal, self._agent.close
         self._launcher = torchrunx.Launcher(

@@ -17,7 +17,7 @@ from mjfleet.worker.failure_record import SECONDARY_SECONDS, Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.worker_args import LOOPBACK_ALONE, STOPPING, WorkerArgs
+from mjfleet.worker.worker_args import STOPPING, WorkerArgs
 from mjfleet.worker.worker_main import run_worker
 
 FLUSH_SECONDS = 5.0  # How long a worker that has failed may take to write what it has printed.
@@ -74,10 +74,7 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
 
 def _join_other_hosts(args: WorkerArgs, meeting: tuple[str, int], rank: Rank) -> None:
     """Correct the variables that torchrunx has set, which knows this host alone."""
-    for variable in LOOPBACK_ALONE:
-        os.environ.pop(variable)
     os.environ |= {
-        **args.network,
         "RANK": str(rank.rank),
         "WORLD_SIZE": str(rank.world_size),
         "GROUP_RANK": str(args.node),

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,8 +36,6 @@ class WorkerArgs:
     world_size: int | None = None  # The number of workers of all hosts; None: this is the only one.
     meeting: tuple[str, int] | None = None  # Where rank 0 listens for workers of several hosts.
     listener: int = -1  # The descriptor of the socket that listens there, on rank 0's host.
-    network: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that name the interface by which gloo and NCCL reach other hosts."""
     terminal: tuple[str, str] | None = None  # Where rank 0 writes its standard output and error.
     log_files: tuple[str, ...] = ()
     """Where each writes its output, by local rank. Rank 0 writes to `terminal` instead, if there is
