@@ -69,7 +69,7 @@ def wait_for_failure(watchdog: WorkerWatchdog) -> Failure:
     deadline = time.monotonic() + PATIENCE
     while (failure := watchdog.failure()) is None:
         assert time.monotonic() < deadline
-        watchdog.wait(0.1)
+        time.sleep(0.1)
     return failure
 
 

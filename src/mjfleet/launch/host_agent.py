@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 5.0  # How long the first host may take to answer another one.
 END_SECONDS = 10.0  # How long removing the folder may take, while workers end.
-STATUS_SECONDS = 1.0  # How often the status of the workers is sent.
 
 
 class HostAgent:
@@ -48,9 +47,8 @@ class HostAgent:
     """
 
     def __init__(self, reader: int, writer: int, folder: Path, patience: float | None) -> None:
-        # Libraries leave files where they are imported.
-        self._temporary, tempfile.tempdir = tempfile.gettempdir(), str(folder)
         self._folder = folder
+        tempfile.tempdir = str(folder)  # Libraries and torchrunx's agent leave files there.
         self._address = ""
         self._listener: socket.socket | None = None
         self._workers: WorkerProcesses | None = None
@@ -123,21 +121,17 @@ class HostAgent:
             log_files=tuple(str(folder / name) for name in args.log_files),
             agent_log=str(folder / args.agent_log),
             checkpoint=args.checkpoint and str(folder / args.checkpoint),
-            temporary=self._temporary,
             scratch=str(folder),
         )
         files = GrowingFiles(self._channel, folder, [*args.log_files, args.agent_log])
         Path(args.run_dir).mkdir(exist_ok=True)
-        sent, when = False, 0.0
         network = _network(self._address) if args.meeting else LOOPBACK_ALONE
         with WorkerProcesses(args, network) as workers:
             self._workers = workers
             while (end := workers.end()) is None:
                 files.send_new()
-                has_begun, now = workers.watchdog.has_begun, time.monotonic()
-                if has_begun != sent or now - when > STATUS_SECONDS:
-                    self._channel.send(WorkerStatus(has_begun))
-                    sent, when = has_begun, now
+                if not self._channel.is_full:  # As while the launcher is suspended.
+                    self._channel.send(WorkerStatus(workers.watchdog.has_begun))
         files.send_rest(folder.glob("*/failures/*"))
         self._channel.send(end)
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Self
 
 from mjfleet.config import LaunchConfig
-from mjfleet.errors import UserError
 from mjfleet.launch.host_channel import LOST_SECONDS, Answer, HostChannel, Message
 from mjfleet.launch.host_environment import travelling
-from mjfleet.launch.host_names import LOCALHOST, is_here, temporary_name
+from mjfleet.launch.host_names import is_here, temporary_name
 from mjfleet.utils.child_process import ChildProcess
 
 END_SECONDS = 20.0  # How long host agents may take to end what they have started.
@@ -104,14 +103,9 @@ class HostConnections:
     """All hosts of the run, the first one with rank 0. On leaving the block nothing is left there.
 
     `meeting` is the address and port where the workers of several hosts meet, once it is known.
-
-    Raises:
-        UserError: ssh is missing.
     """
 
     def __init__(self, names: Sequence[str], config: LaunchConfig) -> None:
-        if list(names) != [LOCALHOST] and shutil.which("ssh") is None:
-            raise UserError("--hosts needs ssh, which is not installed here.")
         self._inbox: Inbox = queue.SimpleQueue()
         self._started = [HostConnection(name, config, self._inbox) for name in names]
         self.meeting: tuple[str, int] | None = None

@@ -85,7 +85,6 @@ def _channel(stream: int) -> tuple[int, int]:
         return os.pipe()
     reader, writer = pty.openpty()
     tty.setraw(writer)  # Bytes pass as they are.
-    _pass_on_size(stream, writer)
     return reader, writer
 
 

@@ -11,7 +11,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ from mjfleet.utils.wait_until import wait_until
 T = TypeVar("T")
 FORK = multiprocessing.get_context("fork")
 AGENT_TIMEOUT_SECONDS = 600  # The agent may be silent so long, while its workers exit.
-UNREAPED_SECONDS = 2.0  # For the watchdog to look at how workers have ended, before that is lost.
+UNREAPED_SECONDS = 3.0  # For the watchdog to look at how workers have ended, before that is lost.
 ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # Look, but do not reap.
 
 
@@ -172,7 +171,6 @@ def _run_agent(pipe: Connection, environ: Mapping[str, str], log: Path) -> None:
     PipeGroup.pipe.close()
     PipeGroup.pipe = pipe
     os.environ |= {**environ, PARENT_VARIABLE: str(os.getpid())}
-    tempfile.tempdir = None
     for module in (torchrunx.agent, torchrunx.worker):
         _replace(
             module,

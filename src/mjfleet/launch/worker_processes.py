@@ -2,7 +2,8 @@
 
 import os
 import threading
-from concurrent.futures import Future, wait
+import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,10 +19,8 @@ from mjfleet.worker.thread_limits import thread_variables
 from mjfleet.worker.torchrunx_entrypoint import train_as_torchrunx_worker
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
-DYING_SECONDS = 0.5  # How long after its workers an agent that was killed may seem to live.
 AGENT_GONE_SECONDS = 5.0  # How long workers may still be seen to end once the agent has.
 GRACE_SECONDS = 3.0  # For the other workers to end by themselves once one has failed.
-END_SECONDS = 5.0
 LOOK_SECONDS = 0.1
 
 
@@ -34,8 +33,7 @@ class WorkerProcesses:
     def __init__(self, args: WorkerArgs, network: dict[str, str]) -> None:
         self._args = args
         self.watchdog = WorkerWatchdog(args)
-        # The agent leaves temporary files behind.
-        variables = thread_variables(args.threads) | network | {"TMPDIR": args.scratch}
+        variables = thread_variables(args.threads) | network
         self._agent = ForkedAgent(variables, Path(args.agent_log))
         self.send_signal, self.close = self._agent.send_signal, self._agent.close
         self._launcher = torchrunx.Launcher(
@@ -53,17 +51,13 @@ class WorkerProcesses:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        wait([self._ended], timeout=END_SECONDS)
 
     def end(self) -> Outcome | Failure | None:
         """Wait a moment; return how training has ended, once all are done or one has failed."""
-        self.watchdog.wait(LOOK_SECONDS)
+        time.sleep(LOOK_SECONDS)
         if outcome := self.watchdog.outcome:
             return outcome
         failure = self.watchdog.failure()
-        if failure and failure.kind == "Killed":
-            # By the system, or with the agent, which may be seen a moment later.
-            wait_until(self._agent.end, DYING_SECONDS, nap=0.01)
         if (end := self._agent.end()) and end.si_code != os.CLD_EXITED:
             return self._agent_failed(f"was {killed_by(end.si_status)}")
         if failure:

@@ -1,10 +1,9 @@
 """Watches this host's workers by records of failures, processes, heartbeats, in the host agent."""
 
 import os
-import select
 import signal
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 ALONE_SECONDS = SECONDARY_SECONDS + 1.0  # For which a secondary failure waits for its cause.
-NAP_SECONDS = 0.02
 STACKS_SECONDS = 3.0  # How long workers may take to write their stacks.
 
 
@@ -46,23 +44,6 @@ class WorkerWatchdog:
         if any(heart.phase != Phase.DONE for heart in self._hearts):
             return None
         return Outcome(self._hearts[0].stopped_by or None)
-
-    def wait(self, seconds: float) -> None:
-        """Wait, but no longer once a worker has ended: it has to be seen before it is reaped."""
-        time.sleep(NAP_SECONDS)  # A caller in a loop must not take a processor.
-        if not self.has_begun:
-            return  # The launcher needs to know at once that it has.
-        poll = select.poll()
-        with ExitStack() as stack:
-            for heart in self._hearts:
-                if heart.phase != Phase.DONE:
-                    try:
-                        end = os.pidfd_open(heart.pid)
-                    except OSError:  # It is gone, or Linux is older than 5.3.
-                        return
-                    stack.callback(os.close, end)
-                    poll.register(end, select.POLLIN)
-            poll.poll(1000 * seconds)
 
     def failure(self) -> Failure | None:
         """Return why a worker of this host has failed, if one has."""

@@ -21,7 +21,7 @@ from mjfleet.worker.worker_args import WorkerArgs
 logger = logging.getLogger(__name__)
 
 SECONDARY_SECONDS = 3.0
-"""A worker that has lost another one ends so much later: the other one is seen to end first."""
+"""After a worker has lost another one, the true cause may be recorded so much later."""
 MESSAGE_SUFFICES = ("DivergedError", "OutOfStepError", "CheckpointError", "UserError")
 """Exceptions of ours that are reported by their message, without a traceback."""
 SEEN_FROM_OUTSIDE = ("Hang", "Killed", "Exited")

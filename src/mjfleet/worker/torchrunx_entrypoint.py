@@ -6,21 +6,16 @@ import os
 import signal
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
-from typing import NoReturn
 
 from mjfleet.utils.console import print_line
 from mjfleet.utils.parent_death import die_with_parent
-from mjfleet.worker.failure_record import SECONDARY_SECONDS, Failure
+from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import STOPPING, WorkerArgs
 from mjfleet.worker.worker_main import run_worker
-
-FLUSH_SECONDS = 5.0  # How long a worker that has failed may take to write what it has printed.
 
 
 def train_as_torchrunx_worker(args: WorkerArgs) -> None:
@@ -47,9 +42,7 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     stacks = args.stacks_file(rank.local_rank)
     faulthandler.register(signal.SIGQUIT, stacks.open("a"), all_threads=True)
     faulthandler.enable()
-    # torch leaves files in the folder for temporary files; those of a task belong in the user's.
-    os.environ["TMPDIR"] = args.temporary
-    tempfile.tempdir = None
+    tempfile.tempdir = None  # The host agent's, for what libraries leave; a task uses the user's.
     # The launcher's signal may follow one that a scheduler has sent to this process as well.
     say = print_line if is_first else lambda text: None
     stop = StopRequest(STOPPING, say, ends_from_outside=True)
@@ -60,16 +53,16 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
         if isinstance(end, Failure):
             with open(log_file, "a", errors="backslashreplace") as file:
                 file.write(end.traceback)
-            if end.is_secondary:
-                time.sleep(SECONDARY_SECONDS)
         else:
             sys.stdout.flush()
             sys.stderr.flush()
             heartbeat.finish(end.stopped_by)
             code = 0
     finally:
-        if code:
-            _end(code)
+        if code:  # At once, without waiting for threads or the parent.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
 
 
 def _join_other_hosts(args: WorkerArgs, meeting: tuple[str, int], rank: Rank) -> None:
@@ -90,11 +83,3 @@ def _redirect_output(stdout: str, stderr: str) -> None:
         os.dup2(file, stream.fileno())
         os.close(file)
     sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _end(code: int) -> NoReturn:
-    """End this process now, without waiting for threads, its parent, or long for a reader."""
-    threading.Timer(FLUSH_SECONDS, os._exit, (code,)).start()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)

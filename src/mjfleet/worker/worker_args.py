@@ -41,7 +41,6 @@ class WorkerArgs:
     """Where each writes its output, by local rank. Rank 0 writes to `terminal` instead, if there is
     one; its log file then receives a copy."""
     agent_log: str = ""  # Where torchrunx's agent logs.
-    temporary: str = ""  # The user's folder for temporary files.
     scratch: str = ""
     """A folder that is gone after the run: heartbeats, stacks, the store of one host's workers."""
 

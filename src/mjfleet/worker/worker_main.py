@@ -1,8 +1,5 @@
 """One worker's life, and how it ended. Imports nothing heavy before `train_worker` is called."""
 
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +17,6 @@ from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
-
-RELAY_SECONDS = 0.2  # Within this time the launcher copies rank 0's output into its log file.
 
 
 def run_worker(
@@ -43,13 +38,11 @@ def run_worker(
         # torchrun stops a worker that has lost another one, while it handles that.
         cause = error.__context__ if isinstance(error, Stopped) else error
         with stop.deferred(is_announced=False):
-            if args.terminal and rank.rank == 0:
-                time.sleep(RELAY_SECONDS)
             failure = Failure.of(cause, args, rank, heartbeat) if cause else None
             if failure is None or (isinstance(error, Stopped) and not failure.is_secondary):
                 raise
-            if run_dirs and failure.write(run_dirs[-1]) is None and args.log_files:
-                print(failure.report, file=sys.stderr)
+            if run_dirs:
+                failure.write(run_dirs[-1])
             if failure.is_secondary and rank.rank == 0 and not args.local:
                 failure = _cause_of(failure, run_dirs[0])
         return failure
@@ -89,7 +82,7 @@ def train_worker(
         print_line(
             f"{who}building {num_envs} environments: {args.engine} engine on {device}{compiles}"
         )
-    _import_libraries(args)
+    prepare()
     from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
     from mjfleet.rl.checkpoint_files import read_checkpoint
@@ -133,15 +126,3 @@ def train_worker(
                 stopped_by = runner.train(lambda _: None, stop.check, checkpointer.save)
             heartbeat.enter(Phase.CLOSE)
     return Outcome(stopped_by)
-
-
-def _import_libraries(args: WorkerArgs) -> None:
-    """Import what has to be imported in a certain place, or before random numbers are seeded."""
-    prepare()
-    # rsl_rl imports wandb, which makes folders.
-    tempfile.tempdir = args.scratch or None
-    import rsl_rl.utils  # noqa: F401
-
-    tempfile.tempdir = None
-
-    import rich.style  # noqa: F401  It draws one of Python's random numbers.

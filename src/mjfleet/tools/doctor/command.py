@@ -77,7 +77,7 @@ def _diagnose(config: LaunchConfig) -> Iterator[tuple[str, Finding]]:
     with tempfile.TemporaryDirectory(prefix="mjfleet-") as folder:
         args = WorkerArgs(
             task="", task_folder="", config=to_dict(config), devices=("cpu",), engine="native",
-            threads=1, run_dir="", temporary=folder, scratch=folder,
+            threads=1, run_dir="", scratch=folder,
         )  # fmt: skip
         driver = _make(checks.check_driver, args, is_needed=needs_gpus(config))
         if driver.status == "FAIL":
@@ -121,7 +121,7 @@ def _make(
     The first process that fails decides, else that of the first rank.
     """
     timeout: float = args.config["collective_timeout"]
-    environ = {"TMPDIR": args.temporary} | ({"MUJOCO_GL": mujoco_gl} if mujoco_gl else {})
+    environ = {"TMPDIR": args.scratch} | ({"MUJOCO_GL": mujoco_gl} if mujoco_gl else {})
     request = checks.__name__, check.__name__, json.dumps(asdict(args))
     with ExitStack() as stack:
         commands = [python_module(*request, str(index)) for index in indices]
