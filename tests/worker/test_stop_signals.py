@@ -62,7 +62,7 @@ def test_without_a_signal_everything_is_as_before() -> None:
 
 def test_what_defers_a_signal_finishes_and_a_second_one_is_raised() -> None:
     lines: list[str] = []
-    with StopRequest([signal.SIGINT], say=lines.append).installed() as stop:
+    with StopRequest(say=lines.append).installed() as stop:
         with stop.deferred():
             send(signal.SIGINT)
             assert stop.check() == signal.SIGINT
@@ -75,7 +75,7 @@ def test_what_defers_a_signal_finishes_and_a_second_one_is_raised() -> None:
 
 def test_signals_of_scheduler_and_launcher_finish_a_workers_iteration_once() -> None:
     lines: list[str] = []
-    stop = StopRequest([signal.SIGTERM], lines.append, ends_from_outside=True)
+    stop = StopRequest(lines.append, ends_from_outside=True)
     with stop.installed():
         with stop.deferred():
             send(signal.SIGTERM)

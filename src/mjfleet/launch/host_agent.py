@@ -31,7 +31,7 @@ from mjfleet.launch.host_names import temporary_name
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.thread_limits import prepare, thread_variables
-from mjfleet.worker.worker_args import LOOPBACK_ALONE, STOPPING, WorkerArgs
+from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs
 
 if TYPE_CHECKING:
     from mjfleet.launch.worker_processes import WorkerProcesses
@@ -109,6 +109,7 @@ class HostAgent:
 
         Files with relative paths are made in the folder, and sent to the launcher's host.
         """
+        os.environ |= _network(self._address) if args.meeting else LOOPBACK_ALONE
         _import_for_workers(args.engine, args.threads)
         from mjfleet.launch.worker_processes import WorkerProcesses
 
@@ -125,8 +126,7 @@ class HostAgent:
         )
         files = GrowingFiles(self._channel, folder, [*args.log_files, args.agent_log])
         Path(args.run_dir).mkdir(exist_ok=True)
-        network = _network(self._address) if args.meeting else LOOPBACK_ALONE
-        with WorkerProcesses(args, network) as workers:
+        with WorkerProcesses(args) as workers:
             self._workers = workers
             while (end := workers.end()) is None:
                 files.send_new()
@@ -175,23 +175,23 @@ def _network(address: str) -> dict[str, str]:
 
 
 def _import_for_workers(engine: str, threads: int) -> None:
-    """Import what workers, forks of this process, need."""
+    """Import what workers need, which are forks of this process and have its variables."""
     os.environ |= thread_variables(threads)
     # Without this, torch warns of each address that has no name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     prepare()
-    for module in ("launch.worker_processes", "worker.training", f"sim.{engine}_engine"):
+    for module in ("worker.training", f"sim.{engine}_engine"):
         import_module(f"mjfleet.{module}")
 
 
 def main(is_over_ssh: bool = False) -> NoReturn:
     """Serve the launcher at standard input and output; over ssh its silence means it is gone."""
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # For processes that this one starts.
-    # Only the launcher decides when the run ends. Workers inherit what is ignored, as SIGHUP is
-    # under nohup, and handle STOPPING themselves: in this process a handler does nothing.
-    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    for number in STOPPING[:2] if is_nohup else STOPPING:
-        signal.signal(number, lambda number, frame: None)
+    # Only the launcher decides when the run ends: here, handlers do nothing. Workers inherit what
+    # is ignored, as SIGHUP is under nohup, and handle the rest themselves.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     # Nothing else may read or write the channel.

@@ -59,11 +59,8 @@ class OutputRelay:
         while data and stream not in self._silent:
             try:
                 data = data[os.write(stream, data) :]
-            except OSError as error:
+            except OSError:  # As after `| head`, or on a full disk: the log file has it.
                 self._silent.add(stream)
-                # After `| head`, nobody wants more of it.
-                if stream == 1 and not isinstance(error, BrokenPipeError):
-                    logger.warning("standard output: %s; training continues", error.strerror)
 
     def _copy(self) -> None:
         streams = {reader: stream for stream, (reader, _) in self._channels.items()}

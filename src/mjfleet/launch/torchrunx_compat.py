@@ -41,12 +41,11 @@ class ForkedAgent:
     """torchrunx's agent, forked from this process, and its workers: a process group of their own.
 
     They share what this process has imported; it must not have initialised CUDA or torch's threads.
-    `environ` is added to the environment variables of agent and workers; the agent logs to the file
-    `log`. From now on torchrunx starts this agent in this process.
+    The agent logs to the file `log`. From now on torchrunx starts this agent in this process.
     """
 
-    def __init__(self, environ: Mapping[str, str], log: Path) -> None:
-        self._arguments = environ, log
+    def __init__(self, log: Path) -> None:
+        self._log = log
         self._process: Any = None
         self._lock = threading.Lock()
         self._is_closed = False
@@ -68,7 +67,7 @@ class ForkedAgent:
             # Other commands are to end the agent, which this process does itself.
             if "-m torchrunx" in command and not self._is_closed:
                 PipeGroup.pipe, theirs = FORK.Pipe()
-                process = FORK.Process(target=_run_agent, args=(theirs, *self._arguments))
+                process = FORK.Process(target=_run_agent, args=(theirs, self._log))
                 process.start()
                 theirs.close()
                 assert process.pid
@@ -164,13 +163,13 @@ class PipeGroup(LauncherAgentGroup[T]):
         self.pipe.close()
 
 
-def _run_agent(pipe: Connection, environ: Mapping[str, str], log: Path) -> None:
+def _run_agent(pipe: Connection, log: Path) -> None:
     with suppress(OSError):
         os.setpgid(0, 0)
     die_with_parent()
     PipeGroup.pipe.close()
     PipeGroup.pipe = pipe
-    os.environ |= {**environ, PARENT_VARIABLE: str(os.getpid())}
+    os.environ[PARENT_VARIABLE] = str(os.getpid())
     for module in (torchrunx.agent, torchrunx.worker):
         _replace(
             module,

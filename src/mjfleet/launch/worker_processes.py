@@ -15,7 +15,6 @@ from mjfleet.launch.worker_watchdog import WorkerWatchdog, killed_by
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.heartbeat import Heartbeat
-from mjfleet.worker.thread_limits import thread_variables
 from mjfleet.worker.torchrunx_entrypoint import train_as_torchrunx_worker
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
@@ -25,16 +24,12 @@ LOOK_SECONDS = 0.1
 
 
 class WorkerProcesses:
-    """torchrunx's agent and the workers of this host; none of them is left after the block.
+    """torchrunx's agent and the workers of this host; none of them is left after the block."""
 
-    `network` are the variables by which gloo and NCCL know the interface to use.
-    """
-
-    def __init__(self, args: WorkerArgs, network: dict[str, str]) -> None:
+    def __init__(self, args: WorkerArgs) -> None:
         self._args = args
         self.watchdog = WorkerWatchdog(args)
-        variables = thread_variables(args.threads) | network
-        self._agent = ForkedAgent(variables, Path(args.agent_log))
+        self._agent = ForkedAgent(Path(args.agent_log))
         self.send_signal, self.close = self._agent.send_signal, self._agent.close
         self._launcher = torchrunx.Launcher(
             hostnames=[LOCALHOST],

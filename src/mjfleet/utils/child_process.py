@@ -16,7 +16,6 @@ from mjfleet.utils.wait_until import wait_until
 
 KEEP = -100
 """For `stdout` and `stderr`: keep the output in a temporary file, for `output` and `errors`."""
-LOOK_SECONDS = 0.01
 UNKILLABLE_SECONDS = 2.0
 """How long a process may take to end after SIGKILL; one inside a driver may never do so."""
 
@@ -101,7 +100,7 @@ class ChildProcess:
 
     def wait(self, seconds: float = math.inf) -> int | None:
         """Wait until it has ended, or for so many seconds; return what `exit_code` does."""
-        wait_until(lambda: self.exit_code() is not None, seconds, LOOK_SECONDS)
+        wait_until(lambda: self.exit_code() is not None, seconds)
         return self.exit_code()
 
     def send_signal(self, number: signal.Signals) -> None:

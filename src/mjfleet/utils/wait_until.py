@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], seconds: float, nap: float = 0.05) -> bool:
+def wait_until(condition: Callable[[], object], seconds: float) -> bool:
     """Look again and again, for so many seconds, whether a condition holds; return whether it does.
 
     Unlike a wait inside a library, this lets signal handlers run.
@@ -13,5 +13,5 @@ def wait_until(condition: Callable[[], object], seconds: float, nap: float = 0.0
     while not condition():
         if time.monotonic() >= deadline:
             return False
-        time.sleep(nap)
+        time.sleep(0.05)
     return True

@@ -3,7 +3,7 @@
 import math
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -23,30 +23,29 @@ class StopRequest:
     A second signal raises Stopped in any case. SIGUSR1 and SIGUSR2 count as SIGTERM.
 
     Args:
-        signals: the signals that are handled.
         say: prints a line about a signal.
         ends_from_outside: whether another process ends this one, if it has to end at once: signals
             then only set `received`, however many come.
     """
 
     def __init__(
-        self,
-        signals: Collection[signal.Signals] = CONTROLLED,
-        say: Callable[[str], object] = print_line,
-        ends_from_outside: bool = False,
+        self, say: Callable[[str], object] = print_line, ends_from_outside: bool = False
     ) -> None:
         self.received: int | None = None
-        self._signals, self._say, self._ends_from_outside = signals, say, ends_from_outside
+        self._say, self._ends_from_outside = say, ends_from_outside
         self._is_deferred = self._is_announced = self._is_raised = False
         self._last = 0, -math.inf  # The newest signal, and when it came.
 
     @contextmanager
     def installed(self) -> Iterator["StopRequest"]:
-        """Handle signals in the block; then restore the handlers, or ignore signals if one came."""
-        controlled = set(self._signals)
-        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
-            controlled.discard(signal.SIGHUP)  # nohup: the run is to outlive its terminal.
-        before = {number: signal.signal(number, self._handle) for number in controlled}
+        """Handle signals in the block; then restore the handlers, or ignore signals if one came.
+
+        What is ignored stays so, as SIGHUP under nohup; but SIGINT, which a script's background job
+        ignores, is handled.
+        """
+        handled = {number for number in CONTROLLED if signal.getsignal(number) != signal.SIG_IGN}
+        handled.add(signal.SIGINT)
+        before = {number: signal.signal(number, self._handle) for number in handled}
         try:
             yield self
         except Exception:

@@ -29,15 +29,13 @@ def prepare() -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(inductor))
     # glibc is to reuse freed memory instead of returning it to the system: the tensors of an update
     # come and go in the same sizes, and page faults took a quarter of its time.
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     for variable, (parameter, size) in THRESHOLDS.items():
-        if mallopt is not None and variable not in os.environ:
-            mallopt(parameter, size)
+        if variable not in os.environ:
+            ctypes.CDLL(None).mallopt(parameter, size)
     import_mujoco()
 
 
 def thread_variables(threads: int) -> dict[str, str]:
     """Return the environment variables that give a worker so many CPU threads."""
     pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    policy = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
-    return dict.fromkeys(pools, str(threads)) | policy
+    return dict.fromkeys(pools, str(threads))

@@ -14,7 +14,7 @@ from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.worker_args import STOPPING, WorkerArgs
+from mjfleet.worker.worker_args import WorkerArgs
 from mjfleet.worker.worker_main import run_worker
 
 
@@ -45,7 +45,7 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     tempfile.tempdir = None  # The host agent's, for what libraries leave; a task uses the user's.
     # The launcher's signal may follow one that a scheduler has sent to this process as well.
     say = print_line if is_first else lambda text: None
-    stop = StopRequest(STOPPING, say, ends_from_outside=True)
+    stop = StopRequest(say, ends_from_outside=True)
     code = 1
     try:
         with stop.installed():

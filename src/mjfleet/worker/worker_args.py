@@ -1,6 +1,5 @@
 """The plain data that enters and leaves a worker. Imports nothing heavy."""
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,6 @@ from mjfleet.worker.rank_environment import Rank
 
 LOOPBACK_ALONE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Environment variables that keep gloo and NCCL on this host."""
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""By which the launcher asks workers that it has started to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
