@@ -1,10 +1,8 @@
 """A worker's place among all workers, read from the variables of torchrun, srun or mpirun."""
 
-import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 
 from mjfleet.errors import RankError
 
@@ -90,25 +88,22 @@ def _of_srun(environ: Mapping[str, str]) -> dict[str, str]:
     if environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return {}
     # Nothing else here needs the package, which a machine with few packages may lack.
-    from hostlist import BadHostlist, expand_hostlist
+    from hostlist import BadHostlist, expand_hostlist, parse_slurm_tasks_per_node
 
     try:
         node = int(environ["SLURM_NODEID"])
-        # For example "2(x3),1": two tasks on each of three nodes, one on the fourth.
-        groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", environ["SLURM_STEP_TASKS_PER_NODE"])
-        ends = accumulate(int(repeats or 1) for _, repeats in groups)
-        per_node = next(count for (count, _), end in zip(groups, ends, strict=True) if node < end)
+        per_node = parse_slurm_tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
         step = 16 * int(environ["SLURM_JOB_ID"]) + int(environ["SLURM_STEP_ID"])
         return {
             "RANK": environ["SLURM_PROCID"],
             "LOCAL_RANK": environ["SLURM_LOCALID"],
             "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
-            "LOCAL_WORLD_SIZE": per_node,
+            "LOCAL_WORLD_SIZE": str(per_node[node]),
             "GROUP_RANK": str(node),
             "MASTER_ADDR": expand_hostlist(environ["SLURM_STEP_NODELIST"])[0],
             "MASTER_PORT": str(20000 + step % 20000),
         }
-    except (LookupError, ValueError, StopIteration, BadHostlist) as error:
+    except (LookupError, ValueError, BadHostlist) as error:
         given = ", ".join(f"{name}={environ.get(name, '')[:100]}" for name in STEP_VARIABLES)
         raise RankError(
             f"srun's variables give this task no place: {given} ({error!r}); unset "
