@@ -1,4 +1,4 @@
-"""What the watchdog sees of workers: heartbeats that the test writes, processes that do nothing."""
+"""What is seen of workers: heartbeats that the test writes, processes that do nothing."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.launch.worker_watchdog import WorkerWatchdog
+from mjfleet.launch.worker_processes import WorkerProcesses
 from mjfleet.rl.phase import Phase
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure, read_failures
@@ -42,14 +42,14 @@ def args(tmp_path: Path) -> WorkerArgs:
 
 
 @pytest.fixture
-def watchdog(args: WorkerArgs) -> WorkerWatchdog:
-    return WorkerWatchdog(args)
+def seen(args: WorkerArgs) -> WorkerProcesses:
+    return WorkerProcesses(args)
 
 
 @pytest.fixture
-def workers(watchdog: WorkerWatchdog, args: WorkerArgs) -> Iterator[Workers]:
+def workers(seen: WorkerProcesses, args: WorkerArgs) -> Iterator[Workers]:
     """Two processes that wait for a line, the first in a collective, in iteration 3."""
-    del watchdog  # It makes the files of the heartbeats.
+    del seen  # It makes the files of the heartbeats.
     made = list[subprocess.Popen[bytes]]()
     for local_rank, module in enumerate(("distributed_c10d.py", "env.py")):
         command = [sys.executable, "-c", WORKER, args.stacks_file(local_rank), module]
@@ -65,48 +65,48 @@ def workers(watchdog: WorkerWatchdog, args: WorkerArgs) -> Iterator[Workers]:
         worker.communicate()
 
 
-def wait_for_failure(watchdog: WorkerWatchdog) -> Failure:
+def wait_for_failure(seen: WorkerProcesses) -> Failure:
     deadline = time.monotonic() + PATIENCE
-    while (failure := watchdog.failure()) is None:
+    while (failure := seen.failure()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     return failure
 
 
 def test_it_knows_when_training_has_begun_and_how_it_ended(
-    watchdog: WorkerWatchdog, args: WorkerArgs
+    seen: WorkerProcesses, args: WorkerArgs
 ) -> None:
-    assert not watchdog.has_begun
+    assert not seen.has_begun
     hearts = [Heartbeat.in_file(args.heartbeat_file(local_rank)) for local_rank in (0, 1)]
     for heart in hearts:
         heart.enter(Phase.COLLECT, 1)
-    assert watchdog.has_begun
+    assert seen.has_begun
     hearts[0].finish(None)
-    assert watchdog.outcome is None
+    assert seen.outcome is None
     hearts[1].finish(None)
-    assert watchdog.outcome == Outcome(stopped_by=None)
+    assert seen.outcome == Outcome(stopped_by=None)
 
 
 def test_a_killed_worker_is_a_failure_with_its_rank_and_signal(
-    watchdog: WorkerWatchdog, workers: Workers, tmp_path: Path
+    seen: WorkerProcesses, workers: Workers, tmp_path: Path
 ) -> None:
-    assert watchdog.failure() is None
+    assert seen.failure() is None
     workers[1].kill()
-    failure = wait_for_failure(watchdog)
+    failure = wait_for_failure(seen)
     assert (failure.rank, failure.kind, failure.iteration) == (1, "Killed", 3)
     assert "SIGKILL" in failure.message
     assert read_failures(tmp_path) == [failure]
 
 
 def test_a_worker_that_just_ends_is_a_failure_unless_it_is_done(
-    watchdog: WorkerWatchdog, workers: Workers, args: WorkerArgs
+    seen: WorkerProcesses, workers: Workers, args: WorkerArgs
 ) -> None:
     Heartbeat.in_file(args.heartbeat_file(0)).finish(None)
     for worker, code in zip(workers, (b"0\n", b"3\n"), strict=True):
         assert worker.stdin
         worker.stdin.write(code)
         worker.stdin.flush()
-    failure = wait_for_failure(watchdog)
+    failure = wait_for_failure(seen)
     assert (failure.rank, failure.kind) == (1, "Exited")
     assert "code 3" in failure.message
 
@@ -115,7 +115,7 @@ def test_the_worker_that_hangs_is_the_one_that_waits_for_no_other(
     args: WorkerArgs, workers: Workers, tmp_path: Path
 ) -> None:
     del workers
-    failure = wait_for_failure(WorkerWatchdog(replace(args, config=HASTY)))
+    failure = wait_for_failure(WorkerProcesses(replace(args, config=HASTY)))
     assert (failure.kind, failure.rank) == ("Hang", 1)
     assert "env.py" in failure.traceback
     assert [record.rank for record in read_failures(tmp_path)] == [1, 0]
@@ -125,12 +125,12 @@ def test_a_host_whose_workers_only_wait_for_others_has_no_failure(
     args: WorkerArgs, workers: Workers
 ) -> None:
     del workers
-    watchdog = WorkerWatchdog(replace(args, config=HASTY, meeting=("127.0.0.1", 1)))
+    seen = WorkerProcesses(replace(args, config=HASTY, meeting=("127.0.0.1", 1)))
     Heartbeat.in_file(args.heartbeat_file(1)).finish(None)
     stacks = args.stacks_file(0)
 
     def is_asked() -> bool:
-        assert watchdog.failure() is None
+        assert seen.failure() is None
         return stacks.exists() and "distributed_c10d.py" in stacks.read_text()
 
     assert wait_until(is_asked, PATIENCE)

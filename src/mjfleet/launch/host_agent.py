@@ -131,7 +131,7 @@ class HostAgent:
             while (end := workers.end()) is None:
                 files.send_new()
                 if not self._channel.is_full:  # As while the launcher is suspended.
-                    self._channel.send(WorkerStatus(workers.watchdog.has_begun))
+                    self._channel.send(WorkerStatus(workers.has_begun))
         files.send_rest(folder.glob("*/failures/*"))
         self._channel.send(end)
 

@@ -16,11 +16,10 @@ from mjfleet.launch.host_channel import FilePiece, Message, SendSignal, WorkerSt
 from mjfleet.launch.host_starter import HostConnection, HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan, log_name
 from mjfleet.launch.output_relay import OutputRelay
-from mjfleet.launch.worker_watchdog import ALONE_SECONDS
 from mjfleet.runs.checkpoints import CHECKPOINT_BYTES
 from mjfleet.utils.console import print_line
 from mjfleet.utils.safe_read import open_regular
-from mjfleet.worker.failure_record import Failure
+from mjfleet.worker.failure_record import ALONE_SECONDS, Failure
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import Outcome, WorkerArgs

@@ -1,9 +1,15 @@
-"""This host's workers, started through torchrunx's agent. Runs in the host agent; imports torch."""
+"""This host's workers: started through torchrunx's agent, and watched. Runs in the host agent.
+
+They are watched by their records of failures, their processes and their heartbeats.
+"""
 
 import os
+import signal
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,35 +17,40 @@ import torchrunx
 
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.torchrunx_compat import AGENT_TIMEOUT_SECONDS, ForkedAgent
-from mjfleet.launch.worker_watchdog import WorkerWatchdog, killed_by
+from mjfleet.rl.phase import Phase
 from mjfleet.utils.wait_until import wait_until
-from mjfleet.worker.failure_record import Failure
-from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.failure_record import (
+    ALONE_SECONDS,
+    Failure,
+    hang_message,
+    only_waits,
+    read_failures,
+)
+from mjfleet.worker.heartbeat import HangDetector, Heartbeat
+from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.torchrunx_entrypoint import train_as_torchrunx_worker
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 AGENT_GONE_SECONDS = 5.0  # How long workers may still be seen to end once the agent has.
 GRACE_SECONDS = 3.0  # For the other workers to end by themselves once one has failed.
 LOOK_SECONDS = 0.1
+STACKS_SECONDS = 3.0  # How long workers may take to write their stacks.
 
 
 class WorkerProcesses:
-    """torchrunx's agent and the workers of this host; none of them is left after the block."""
+    """Torchrunx's agent and the workers of this host, which run during the block; none is left."""
 
     def __init__(self, args: WorkerArgs) -> None:
-        self._args = args
-        self.watchdog = WorkerWatchdog(args)
-        self._agent = ForkedAgent(Path(args.agent_log))
-        self.send_signal, self.close = self._agent.send_signal, self._agent.close
-        self._launcher = torchrunx.Launcher(
-            hostnames=[LOCALHOST],
-            workers_per_host=len(args.devices),
-            backend=None,  # The workers make a process group of their own.
-            agent_timeout=AGENT_TIMEOUT_SECONDS,
-        ).set_logging_handlers(None)
+        self._args, self._run_dir = args, Path(args.run_dir)
+        self._limit: float = args.config["hang_timeout"]
+        self._ranks = [args.rank_of(local_rank) for local_rank in range(len(args.devices))]
+        self._hearts = [Heartbeat.in_file(args.heartbeat_file(r.local_rank)) for r in self._ranks]
+        self._detector = HangDetector(self._hearts, self._limit)
         self._ended: Future[Any] = Future()
 
     def __enter__(self) -> Self:
+        self._agent = ForkedAgent(Path(self._args.agent_log))
+        self.send_signal, self.close = self._agent.send_signal, self._agent.close
         # Nobody waits for this thread: without an agent, torchrunx would stay in it for minutes.
         threading.Thread(target=self._launch, name="torchrunx", daemon=True).start()
         return self
@@ -47,37 +58,142 @@ class WorkerProcesses:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _launch(self) -> None:
+        launcher = torchrunx.Launcher(
+            hostnames=[LOCALHOST],
+            workers_per_host=len(self._ranks),
+            backend=None,  # The workers make a process group of their own.
+            agent_timeout=AGENT_TIMEOUT_SECONDS,
+        ).set_logging_handlers(None)
+        try:
+            self._ended.set_result(launcher.run(train_as_torchrunx_worker, self._args))
+        except BaseException as error:
+            self._ended.set_exception(error)
+        # Linux ends the agent with the thread that has forked it; the workers may not be done.
+        threading.Event().wait()
+
     def end(self) -> Outcome | Failure | None:
         """Wait a moment; return how training has ended, once all are done or one has failed."""
         time.sleep(LOOK_SECONDS)
-        if outcome := self.watchdog.outcome:
+        if outcome := self.outcome:
             return outcome
-        failure = self.watchdog.failure()
+        failure = self.failure()
         if (end := self._agent.end()) and end.si_code != os.CLD_EXITED:
             return self._agent_failed(f"was {killed_by(end.si_status)}")
         if failure:
             # Let the others write what they have: they notice that one is missing.
             if failure.kind != "Hang" and not failure.mistake:
-                wait_until(self.watchdog.is_gone, GRACE_SECONDS)
+                wait_until(self._is_gone, GRACE_SECONDS)
             return failure
         if (self._ended.done() or end) and not wait_until(
-            lambda: self.watchdog.outcome or self.watchdog.failure(), AGENT_GONE_SECONDS
+            lambda: self.outcome or self.failure(), AGENT_GONE_SECONDS
         ):
             error = self._ended.exception() if self._ended.done() else None
             why = f" ({error!r})" if error else ""
             return self._agent_failed(f"has ended{why}; its log is {self._args.agent_log}")
         return None
 
-    def _launch(self) -> None:
-        try:
-            self._ended.set_result(self._launcher.run(train_as_torchrunx_worker, self._args))
-        except BaseException as error:
-            self._ended.set_exception(error)
-        # Linux ends the agent with the thread that has forked it; the workers may not be done.
-        threading.Event().wait()
-
     def _agent_failed(self, what: str) -> Failure:
-        message, rank = f"torchrunx's agent {what}", self._args.rank_of(0)
-        failure = Failure.seen("Agent", message, self._args, rank, Heartbeat())
-        failure.write(Path(self._args.run_dir))
+        return self._failure("Agent", f"torchrunx's agent {what}", self._ranks[0], Heartbeat())
+
+    @property
+    def has_begun(self) -> bool:
+        return all(heart.has_begun for heart in self._hearts)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How training ended, once all workers are done."""
+        if any(heart.phase != Phase.DONE for heart in self._hearts):
+            return None
+        return Outcome(self._hearts[0].stopped_by or None)
+
+    def failure(self) -> Failure | None:
+        """Return why a worker of this host has failed, if one has.
+
+        A secondary failure waits for its cause.
+        """
+        # A worker is done, or writes its record, before it ends: so look at that after this.
+        states = [_state(heart.pid) if heart.pid else ("R", 0) for heart in self._hearts]
+        recorded = read_failures(self._run_dir)
+        cause = recorded[0] if recorded else None
+        if cause and not (cause.is_secondary and time.time() - cause.time < ALONE_SECONDS):
+            return cause
+        known = {found.rank for found in recorded}
+        for rank, heart, (state, status) in zip(self._ranks, self._hearts, states, strict=True):
+            if state not in "ZX" or heart.phase == Phase.DONE or rank.rank in known:
+                continue
+            kind, message = "Exited", "its process is gone"
+            if os.WIFSIGNALED(status):
+                kind, message = "Killed", killed_by(os.WTERMSIG(status))
+            elif state == "Z":
+                code = os.waitstatus_to_exitcode(status)
+                message = f"its process ended with code {code} and left no record of an exception"
+            return self._failure(kind, message, rank, heart)
+        return self._hang() if self._detector.hangs() else None
+
+    def _is_gone(self) -> bool:
+        return all(_state(heart.pid)[0] in "ZX" for heart in self._hearts if heart.pid)
+
+    def _failure(self, kind: str, message: str, rank: Rank, heart: Heartbeat) -> Failure:
+        """Record and return what is seen of a worker."""
+        failure = Failure.seen(kind, message, self._args, rank, heart)
+        failure.write(self._run_dir)
         return failure
+
+    def _hang(self) -> Failure | None:
+        """Record all stacks; return the failure of the worker that others wait for, if here."""
+        # Before stacks are asked for: a process that was only stopped continues then.
+        is_stopped = [_state(heart.pid)[0] == "T" for heart in self._hearts]
+        silences = [heart.silence for heart in self._hearts]
+        stacks = self._stacks()
+        idle = [
+            heart.phase == Phase.DONE or (only_waits(stack) and not stopped)
+            for heart, stack, stopped in zip(self._hearts, stacks, is_stopped, strict=True)
+        ]
+        if self._args.meeting and all(idle):
+            self._detector.start_again()
+            return None
+        first = min(self._ranks, key=lambda r: (idle[r.local_rank], -silences[r.local_rank]))
+        found: dict[Rank, Failure] = {}
+        for rank, heart, stack in zip(self._ranks, self._hearts, stacks, strict=True):
+            message = hang_message(self._limit, stack) if heart.pid else "its process never started"
+            if is_stopped[rank.local_rank]:
+                message += "; its process was stopped by a signal (SIGSTOP)"
+            seen = Failure.seen("Hang", message, self._args, rank, heart)
+            found[rank] = replace(seen, traceback=stack, is_secondary=rank != first)
+            found[rank].write(self._run_dir)
+        return found[first]
+
+    def _stacks(self) -> list[str]:
+        """Ask every worker where its threads are; return "" where one cannot answer."""
+        files = [self._args.stacks_file(rank.local_rank) for rank in self._ranks]
+        for file in files:
+            if file.exists():
+                os.truncate(file, 0)
+        for pid in filter(None, [heart.pid for heart in self._hearts]):
+            for number in (signal.SIGQUIT, signal.SIGCONT):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        deadline = time.monotonic() + STACKS_SECONDS
+        texts, before = [""] * len(files), [""]
+        while time.monotonic() < deadline and not (all(texts) and texts == before):
+            time.sleep(0.05)
+            before, texts = texts, [file.read_text() if file.exists() else "" for file in files]
+        return texts
+
+
+def _state(pid: int) -> tuple[str, int]:
+    """Return a process's state, "X" if it is gone, and at "Z" its wait status; from proc(5)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    return fields[0], int(fields[49])
+
+
+def killed_by(number: int) -> str:
+    hint = {
+        signal.SIGKILL: ", possibly out of memory (`dmesg` would say)",
+        signal.SIGBUS: ", possibly out of shared memory or disk",
+    }.get(signal.Signals(number), "")
+    return f"killed by {signal.Signals(number).name}{hint}"

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 SECONDARY_SECONDS = 3.0
 """After a worker has lost another one, the true cause may be recorded so much later."""
+ALONE_SECONDS = SECONDARY_SECONDS + 1.0  # For which a secondary failure waits for its cause.
 MESSAGE_SUFFICES = ("DivergedError", "OutOfStepError", "CheckpointError", "UserError")
 """Exceptions of ours that are reported by their message, without a traceback."""
 SEEN_FROM_OUTSIDE = ("Hang", "Killed", "Exited")
