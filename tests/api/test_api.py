@@ -92,6 +92,7 @@ expect({
     "neither a task": lambda: mjfleet.train(int),
     "resume: only": lambda: next(mjfleet.iterate(RailEnv, resume="latest")),
     "env.foo": lambda: mjfleet.train(RailEnv, env={"foo": 1}),
+    "made in /proc: ": lambda: mjfleet.train(RailEnv, log_root="/proc/logs"),
     "--gpu-ids 99": lambda: mjfleet.train(RailEnv, gpu_ids=[99]),
     "device is": lambda: mjfleet.make(RailEnv, device="tpu"),
     "give one": lambda: mjfleet.train(RailEnv, total_steps=9, agent={"max_iterations": 1}),

@@ -28,10 +28,14 @@ def folder_of(files: Mapping[str, bytes], place: Path | None = None) -> Path:
     """Write the files that a command alone reads, by path; return their folder, for its arguments.
 
     It is made in `place` or the nearest folder above that; None: where temporary files belong.
+    UserError if it cannot be.
     """
     while place and not place.is_dir():
         place = place.parent
-    folder = Path(mkdtemp(prefix=".mjfleet-", dir=place))
+    try:
+        folder = Path(mkdtemp(prefix=".mjfleet-", dir=place))
+    except OSError as error:
+        raise UserError(f"no folder can be made in {place}: {error.strerror}.") from None
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

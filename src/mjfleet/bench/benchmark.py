@@ -169,12 +169,14 @@ def run_benchmark(
     """
     if asked := {*HELP, LIST_FLAGS} & {*words}:
         flags = "All flags of `train` count, too; `train <task> --help` shows them."
-        about = f"{kind.__doc__}\n\nA task may follow, else it is {TASK}. {flags}"
+        about = f"{kind.__doc__}\n\nA task comes before all flags, else it is {TASK}. {flags}"
         with suppress(SystemExit):
             parse_flags(kind, [*asked], prog, None, about)
         return train([LIST_FLAGS]) if LIST_FLAGS in asked else 0
     options, others = parse_known(kind, words, prog)
-    task = [others.pop(0)] if others and not others[0].startswith("-") else [TASK]
+    task = [others.pop(0)] if others and not others[0].startswith("-") else []
+    if not task and "config" not in typed_fields(others):  # Whose file may name one.
+        task = [TASK]
     found, base = new_run([*task, *kind.usual, *others], prog, "cpu_workers", "hosts")
     folder = Path(options.output)
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
