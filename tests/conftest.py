@@ -133,6 +133,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def run_here(*words: str) -> int:
+    """Run a command, one of MODULES or a part of `mjfleet`, in this process."""
+    from mjfleet.cli.run_command import run_command
+
+    name, *arguments = words if words[0] in MODULES else ("mjfleet", *words)
+    return run_command(getattr(import_module(MODULES[name]), name), arguments)
+
+
+@pytest.fixture
+def printed(capfd: pytest.CaptureFixture[str]) -> Output:
+    """Run a command in this process, which must succeed; return what it printed."""
+
+    def run_well(*words: str) -> str:
+        assert run_here(*words) == 0, words
+        return capfd.readouterr().out
+
+    return run_well
+
+
 @pytest.fixture
 def refusal(
     here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -142,8 +161,6 @@ def refusal(
 
     Nothing else is printed, and nothing is created.
     """
-    from mjfleet.cli.run_command import run_command
-
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("TORCHRUNX_LOG_DIR", raising=False)
 
@@ -151,9 +168,8 @@ def refusal(
         return [path for path in sorted(here.rglob("*")) if "__pycache__" not in path.parts]
 
     def refuse(*words: str) -> str:
-        name, *arguments = words if words[0] in MODULES else ("mjfleet", *words)
         before = files()
-        assert run_command(getattr(import_module(MODULES[name]), name), arguments) == 2, words
+        assert run_here(*words) == 2, words
         shown = capfd.readouterr()
         assert shown.err.startswith("error: ")
         assert shown.err.count("\n") == 1, shown.err

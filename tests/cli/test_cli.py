@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import mjfleet
-from mjfleet.cli.train import train
 from mjfleet.utils.hardware_names import cpu_name
 
 from ..conftest import HEAVY, POISON, REPOSITORY, Output, Run
@@ -126,15 +125,14 @@ def test_the_newest_word_on_the_number_of_worlds_counts(output: Output, tmp_path
 
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "examples").glob("*.[yj]*[ln]")))
 @pytest.mark.usefixtures("here")
-def test_a_file_is_a_whole_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert train(["--config", str(file), "--agent.seed", "5", "--dry-run"]) == 0
-    shown = capsys.readouterr().out
+def test_a_file_is_a_whole_run(file: Path, printed: Output) -> None:
+    shown = printed("train", "--config", str(file), "--agent.seed", "5", "--dry-run")
     name = re.search(r'run_name"?: "?([\w-]+)', file.read_text())
     assert name
     assert f"task: {file.stem} " in " ".join(shown.split())
     assert f"_{name[1]}\n" in shown
-    assert train([f"--config={file}", "--total-steps", "7", "--dry-run"]) == 0
-    assert "--total-steps 7: 1 iterations" in capsys.readouterr().out
+    shown = printed("train", f"--config={file}", "--total-steps", "7", "--dry-run")
+    assert "--total-steps 7: 1 iterations" in shown
 
 
 def test_the_cpu_is_announced_where_no_gpu_was_found(output: Output) -> None:

@@ -4,17 +4,18 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.errors import UserError
+from ..conftest import Output, Refusal
 
 
-def offered(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
-    assert mjfleet(["completion", "--words", *words]) == 0
-    return capsys.readouterr().out.split()
+@pytest.fixture
+def offered(printed: Output) -> Callable[..., list[str]]:
+    return lambda *words: printed("completion", "--words", *words).split()
 
 
 @pytest.mark.parametrize(
@@ -32,14 +33,12 @@ def offered(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
         (["mjfleet", "nothing", "--a"], []),
     ],
 )
-def test_what_fits_is_offered(
-    words: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert offered(capsys, *words) == expected
+def test_what_fits_is_offered(words: list[str], expected: list[str], offered: Any) -> None:
+    assert offered(*words) == expected
 
 
 @pytest.mark.usefixtures("here")
-def test_runs_are_offered_where_one_is_expected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_offered_where_one_is_expected(offered: Any) -> None:
     for name in ("logs/a/2026-05-04_x", "logs/a/2026-05-05_y", "mine/b/2026-05-06_z"):
         Path(name).mkdir(parents=True)
         Path(name, "run.json").touch()
@@ -47,12 +46,10 @@ def test_runs_are_offered_where_one_is_expected(capsys: pytest.CaptureFixture[st
         Path("logs/a", name).mkdir()  # Somebody else's, which a shell would obey.
         Path("logs/a", name, "run.json").touch()
     both = ["a/2026-05-05_y", "a/2026-05-04_x"]
-    assert offered(capsys, "mjfleet", "plot", "") == ["latest", *both]
-    assert offered(capsys, "mjfleet", "plot", "a/2026-05-04_x", "a/") == both
-    assert offered(capsys, "train", "cartpole-balance", "--resume", "2026-05-05") == [
-        "2026-05-05_y"
-    ]
-    assert offered(capsys, "mjfleet", "report", "--log-root", "mine", "") == [
+    assert offered("mjfleet", "plot", "") == ["latest", *both]
+    assert offered("mjfleet", "plot", "a/2026-05-04_x", "a/") == both
+    assert offered("train", "cartpole-balance", "--resume", "2026-05-05") == ["2026-05-05_y"]
+    assert offered("mjfleet", "report", "--log-root", "mine", "") == [
         "latest",
         "b/2026-05-06_z",
     ]
@@ -84,8 +81,6 @@ def test_each_shell_offers_a_task(shell: str, tmp_path: Path) -> None:
     assert not done.stderr
 
 
-def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match="bash, zsh, fish"):
-        mjfleet(["completion", "tcsh"])
-    assert mjfleet(["completion", "--help"]) == 0
-    assert "bash" in capsys.readouterr().out
+def test_another_shell_is_refused(printed: Output, refusal: Refusal) -> None:
+    assert "bash, zsh, fish" in refusal("completion", "tcsh")
+    assert "bash" in printed("completion", "--help")

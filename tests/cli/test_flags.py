@@ -14,7 +14,7 @@ from mjfleet.config import TrainConfig
 from mjfleet.config.flags import flags_of, parse_flags
 from mjfleet.errors import UserError
 
-from ..conftest import REPOSITORY, write_task
+from ..conftest import REPOSITORY, Output, write_task
 
 TASK = "cartpole-balance"
 
@@ -45,18 +45,14 @@ def test_a_short_name_counts_wherever_its_flag_does(tmp_path: Path) -> None:
             configure([TASK, total, "4096", flag, "8", "--dry-run"])
 
 
-def test_help_and_completion_name_the_short_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_completion_name_the_short_names(printed: Output) -> None:
     for asked in ("--help", "--help-all"):
-        assert train([TASK, asked]) == 0
-        assert re.search(
-            r" --max-iterations \S+, --agent\.max-iterations ", capsys.readouterr().out
-        )
+        shown = printed("train", TASK, asked)
+        assert re.search(r" --max-iterations \S+, --agent\.max-iterations ", shown)
     assert "--seed" in candidates(["train", TASK, "--see"])
 
 
-def test_help_shows_fields_without_a_text_or_a_flag(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_shows_fields_without_a_text_or_a_flag(tmp_path: Path, printed: Output) -> None:
     source = '''
 from dataclasses import dataclass, field
 from mjfleet.config import EnvConfig, Task
@@ -75,8 +71,7 @@ TASKS = {"own": Task(summary="Own.", env=OwnConfig(), env_class="env:OwnEnv")}
 '''
     write_task(tmp_path, "own", source)
     for asked in ("--help", "--help-all"):
-        assert train(["own", "--tasks-dir", str(tmp_path), asked]) == 0
-        assert "--env.silent FLOAT" in capsys.readouterr().out
+        assert "--env.silent FLOAT" in printed("train", "own", "--tasks-dir", str(tmp_path), asked)
 
 
 @pytest.mark.parametrize(
@@ -119,11 +114,10 @@ def test_a_value_that_fits_no_type_is_refused() -> None:
 
 
 def test_the_tasks_own_flags_come_first_then_common_ones_then_values(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    printed: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert train([TASK, "--help"]) == 0
-    short = capsys.readouterr().out
+    short = printed("train", TASK, "--help")
     assert len(COMMON) == 20
     explained, others = short.split("--help-all", 1)
     places = [explained.index(f" {flags_of(name)[0]}") for name in COMMON]
@@ -133,8 +127,7 @@ def test_the_tasks_own_flags_come_first_then_common_ones_then_values(
     assert "--agent.actor.hidden-dims 64 64" in others
     assert len(short.splitlines()) < 120
     assert all(len(line) <= 80 for line in short.splitlines())
-    assert train([TASK, "--help-all"]) == 0
-    whole = capsys.readouterr().out
+    whole = printed("train", TASK, "--help-all")
     assert "Discount factor" in whole
     assert "Discount factor" not in short
 

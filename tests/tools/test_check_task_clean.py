@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.registry import discover
 
+from ..conftest import Output
 from .arm import (
     APPLY,
     METHODS,
@@ -143,8 +143,7 @@ OTHERS = [name for name in (*OWN, "pendulum-swingup") if name not in FAST and "g
     "name", ["arm", *FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_the_template_and_the_bundled_tasks_are_clean(
-    here: Path, capsys: pytest.CaptureFixture[str], name: str
+    here: Path, printed: Output, name: str
 ) -> None:
     write_arm(here)
-    assert mjfleet(["check-task", name]) == 0
-    assert "nothing found" in capsys.readouterr().out
+    assert "nothing found" in printed("check-task", name)

@@ -5,7 +5,7 @@ import os
 import pty
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.cli.run_command import run_command
 from mjfleet.tools.report.curves import bootstrap
 from mjfleet.tools.report.results import as_cell
 
-from ..conftest import POISON, Output, Refusal
+from ..conftest import POISON, Output, Refusal, run_here
 from .browser import document_after_pointing
 from .test_list_runs import write_run
 
@@ -69,10 +67,10 @@ def runs(here: Path) -> list[str]:
     return ["ab", "c"]
 
 
-def as_json(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+@pytest.fixture
+def as_json(printed: Output) -> Callable[..., dict[str, Any]]:
     """What `compare --json` prints."""
-    assert run_command(mjfleet, ["compare", *flags, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    return lambda *flags: json.loads(printed("compare", *flags, "--json"))
 
 
 def entries(page: Path) -> list[dict[str, Any]]:
@@ -88,9 +86,9 @@ def change_record(folder: Path, **entries: Any) -> None:
     record.write_text(json.dumps(json.loads(record.read_text()) | entries))
 
 
-def test_a_seed_group_is_one_row(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_seed_group_is_one_row(runs: list[str], as_json: Any) -> None:
     change_record(trained(Path("logs/cartpole/ab/seed_3"), [9.0]), status="failed")  # Left out.
-    found = as_json(capsys, *runs, "--columns", "task/")
+    found = as_json(*runs, "--columns", "task/")
     returns, error, settings = found["tables"].values()
     assert found["runs"] == {
         "ab": [f"logs/cartpole/ab/seed_{n}" for n in (1, 2)], "c": ["logs/cartpole/c"],
@@ -105,10 +103,10 @@ def test_a_seed_group_is_one_row(runs: list[str], capsys: pytest.CaptureFixture[
     assert error["1 ab"]["min"] == [pytest.approx(0.41), 1.0]
     assert error["2 c"] == {key: [None] for key in ("last", "min", "max")}
     # Runs that are named one by one are rows of their own; code and workers may differ, too.
-    assert list(as_json(capsys, "seed_1", "seed_2")["tables"]) == ["Returns"]
+    assert list(as_json("seed_1", "seed_2")["tables"]) == ["Returns"]
     two = trained(Path("logs/cartpole/two"), [1.0], {"world_size": [2]})
     change_record(two, attempts=[{"code": {"hash": "0123456789"}}])
-    _, settings = as_json(capsys, "seed_1", "two")["tables"].values()
+    _, settings = as_json("seed_1", "two")["tables"].values()
     assert {name: other["2"] for name, other in settings.items()} == {
         "workers": "2", "code": "01234567"
     }  # fmt: skip
@@ -127,7 +125,7 @@ def test_curves_are_means_where_runs_have_values(tmp_path: Path) -> None:
     for seed in (1, 2):
         trained(folder / f"seed_{seed}", [float(seed)] * (10 + seed), evaluated, seed=seed)
     group(folder)
-    assert run_command(mjfleet, ["report", str(folder)]) == 0
+    assert run_here("report", str(folder)) == 0
     (curves,) = entries(folder / "report.html")
     # One evaluation is one point; where a run has ended, the other is drawn.
     assert [v for v in curves["eval/return"][0] if v] == [8.0]
@@ -147,7 +145,7 @@ def test_what_stays_the_same_is_not_drawn(tmp_path: Path) -> None:
         trained(folder / f"seed_{seed}", [5.0] * 10, columns, seed=seed)
     group(folder)
     for run, drawn in ((folder, ["task/success"]), (folder / "seed_2", [])):
-        assert run_command(mjfleet, ["report", str(run)]) == 0
+        assert run_here("report", str(run)) == 0
         page = run / "report.html"
         assert re.findall('data-column="(.*?)"', page.read_text()) == drawn
         assert "<code>mean_return</code>" in page.read_text()  # In the table of all numbers.
@@ -175,7 +173,7 @@ def test_tables_fit_80_columns_and_a_row_is_a_line_in_a_pipe(
     with open(reader, "rb", buffering=0) as screen, open(writer, "w") as terminal:
         monkeypatch.setenv("COLUMNS", "80")
         with redirect_stdout(terminal):
-            assert run_command(mjfleet, ["compare", *runs]) == 0
+            assert run_here("compare", *runs) == 0
         shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.read(4000).decode()).splitlines()
     assert max(map(len, shown)) <= 80
 
@@ -184,14 +182,12 @@ def test_nobody_reads_the_tables(runs: list[str], capfd: pytest.CaptureFixture[s
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w") as pipe, redirect_stdout(pipe), pytest.raises(SystemExit):
-        run_command(mjfleet, ["compare", *runs])
+        run_here("compare", *runs)
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("here")
-def test_a_sweep_has_a_row_for_each_trial_and_its_page_the_results(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_sweep_has_a_row_for_each_trial_and_its_page_the_results(as_json: Any) -> None:
     folder = Path("logs/cartpole/swept")
     trained(folder / "trial_0", [1.0] * 10)
     trained(folder / "trial_1", [2.0] * 10, gamma=0.99)
@@ -202,10 +198,10 @@ def test_a_sweep_has_a_row_for_each_trial_and_its_page_the_results(
     ]
     results = {"metric": "eval/return", "best": 1, "fields": {"g": gamma}, "trials": trials}
     group(folder, "sweep", results=results)
-    tables = as_json(capsys, "swept")["tables"]
+    tables = as_json("swept")["tables"]
     assert list(tables["Returns"]) == ["1 swept/trial_0", "2 swept/trial_1"]
     assert "agent.algorithm.gamma" in tables["What differs in the configuration"]
-    assert run_command(mjfleet, ["report", "swept"]) == 0
+    assert run_here("report", "swept") == 0
     page = folder / "report.html"
     assert len(entries(page)) == 2
     text = page.read_text()
@@ -217,7 +213,7 @@ def test_a_sweep_has_a_row_for_each_trial_and_its_page_the_results(
 def test_a_page_compares_runs_and_a_browser_draws_it(runs: list[str], tmp_path: Path) -> None:
     change_record(Path("logs/cartpole/c"), task=EVIL)
     page = tmp_path / "page.html"
-    assert run_command(mjfleet, ["report", *runs, "--output", str(page)]) == 0
+    assert run_here("report", *runs, "--output", str(page)) == 0
     assert len(entries(page)) == 2
     text = page.read_text()
     assert EVIL not in text
@@ -237,7 +233,7 @@ def test_a_page_compares_runs_and_a_browser_draws_it(runs: list[str], tmp_path: 
 
 
 def test_runs_become_pictures(runs: list[str]) -> None:
-    assert run_command(mjfleet, ["plot", "seed_1"]) == 0
+    assert run_here("plot", "seed_1") == 0
     pixels = image.imread("logs/cartpole/ab/seed_1/plots/curves.png")
     assert pixels.shape[0] > 300
     assert pixels.std() > 0.05  # Something is drawn.
@@ -246,7 +242,7 @@ def test_runs_become_pictures(runs: list[str]) -> None:
         (["plot", *runs, "--output", "curves.svg", "--x", "minutes", *flags], "minutes"),
         (["report", *runs, "--png", "curves.svg", *flags], "million steps"),
     ):
-        assert run_command(mjfleet, command) == 0
+        assert run_here(*command) == 0
         drawn = Path("curves.svg").read_text()
         texts = re.findall("<!-- (minutes|million steps|mean_return|eval/return|ab|c) -->", drawn)
         assert texts == [shown, "eval/return", shown, "mean_return", "ab", "c"]

@@ -10,13 +10,11 @@ import mujoco
 import numpy as np
 import pytest
 
-from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.cli.run_command import run_command
 from mjfleet.legged.config import VelocityConfig
 from mjfleet.registry import discover
 from mjfleet.tools.check_task.examine import examine, on_native
 
-from ..conftest import REPOSITORY, Output, Refusal, only_run, rows
+from ..conftest import REPOSITORY, Output, Refusal, only_run, rows, run_here
 from .own_robots import (
     BIPED,
     HAND,
@@ -47,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("here")
 
 def make(name: str, file: Path | str) -> Path:
     """Make a task; return its folder."""
-    assert run_command(mjfleet, ["new-task", name, "--from", str(file)]) == 0
+    assert run_here("new-task", name, "--from", str(file)) == 0
     return Path("tasks", name)
 
 

@@ -12,10 +12,7 @@ from typing import Any
 import html5lib
 import pytest
 
-from mjfleet.cli.dispatcher import mjfleet
-from mjfleet.cli.run_command import run_command
-
-from ..conftest import only_run, run_warm
+from ..conftest import Output, only_run, run_here, run_warm
 from .browser import document_after_pointing
 
 SHORT = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "4",
@@ -42,12 +39,11 @@ def trained(original: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def page(capsys: pytest.CaptureFixture[str]) -> Page:
+def page(printed: Output) -> Page:
     """Report on a run directory; returns the page, which is HTML without a mistake."""
 
     def write(run_dir: Path) -> str:
-        assert run_command(mjfleet, ["report", str(run_dir)]) == 0
-        assert capsys.readouterr().out == f"wrote {run_dir / 'report.html'}\n"
+        assert printed("report", str(run_dir)) == f"wrote {run_dir / 'report.html'}\n"
         text = (run_dir / "report.html").read_text()
         html5lib.HTMLParser(strict=True).parse(text)
         return text
@@ -55,9 +51,8 @@ def page(capsys: pytest.CaptureFixture[str]) -> Page:
     return write
 
 
-def test_a_real_run_is_listed(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert mjfleet(["runs", "--json", "--log-root", str(trained.parents[1])]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+def test_a_real_run_is_listed(trained: Path, printed: Output) -> None:
+    (found,) = json.loads(printed("runs", "--json", "--log-root", str(trained.parents[1])))
     assert found["run"] == f"cartpole-balance/{trained.name}"
     assert (found["status"], found["problem"]) == ("finished", None)
     assert found["iterations"] == found["max_iterations"] == 4
@@ -154,7 +149,7 @@ def test_no_code_runs_that_a_run_names(
     page(trained)
     run = str(trained)
     for command in (["runs", "--log-root", "."], ["plot", run, "--output", "curves.png"]):
-        assert run_command(mjfleet, command) == 0
+        assert run_here(*command) == 0
     assert not ran.exists()
 
 
