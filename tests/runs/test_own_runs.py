@@ -82,56 +82,39 @@ def test_the_placement_of_a_run_that_was_begun_here_counts(tmp_path: Path, state
 def test_a_folder_of_tasks_is_asked_for_only_if_the_task_is_found_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     file = tmp_path / "config.yaml"
-    for folder, is_asked in {
-        "theirs": True,
-        "gone": False,
-        str(FOUND.folder.parent): False,
-    }.items():
-        file.write_text(f"tasks_dir: {tmp_path / folder}\n")
-        if is_asked:
-            with pytest.raises(UserError, match="does not decide tasks_dir"):
-                read(tmp_path)
-        else:
-            assert read(tmp_path) == FOUND.defaults()
+    for folder in (tmp_path / "gone", FOUND.folder.parent):
+        file.write_text(f"tasks_dir: {folder}\n")
+        assert read(tmp_path) == FOUND.defaults()
+    file.write_text(f"tasks_dir: {tmp_path / 'theirs'}\n")
+    with pytest.raises(UserError, match="does not decide tasks_dir"):
+        read(tmp_path)
     begin(tmp_path, tasks_dir=str(tmp_path / "theirs"))
     assert tasks_dir_of(tmp_path) == str(tmp_path / "theirs")
     (tmp_path / "theirs").rmdir()
     assert tasks_dir_of(tmp_path) is None
 
 
-def test_what_only_a_command_says_counts_in_no_file(tmp_path: Path) -> None:
-    begin(tmp_path)
-    for name in ("resume", "init_from", "run_dir", "teacher", "config", "as_trained"):
-        (tmp_path / "config.yaml").write_text(f"{name}: {'true' if name == 'as_trained' else 'x'}")
-        with pytest.raises(UserError, match=f"does not decide {name}"):
-            read(tmp_path)
+COMMANDS = "resume", "init_from", "run_dir", "teacher", "config"
+"""Fields that only a command has."""
 
 
 @pytest.mark.parametrize(
-    ("line", "flag"),
+    ("line", "words"),
     [
+        *((f"{name}: x", name) for name in COMMANDS),
+        ("as_trained: true", "as_trained"),
         ("agent: {actor: {class_name: 'os:system'}}", "--agent.actor.class-name=os:system"),
         ("env_var: [PYTHONPATH=/theirs]", "--env-var PYTHONPATH=/theirs"),
         ("ssh_config: /theirs", "--ssh-config=/theirs"),
     ],
 )
-def test_classes_variables_and_hosts_of_somebody_else_are_flags_to_give(
-    tmp_path: Path, line: str, flag: str
+def test_what_a_file_does_not_decide_are_flags_to_give(
+    tmp_path: Path, line: str, words: str
 ) -> None:
+    begin(tmp_path)
     (tmp_path / "config.yaml").write_text(f"{line}\n")
-    with pytest.raises(UserError, match=f"does not decide .*{re.escape(flag)}"):
+    with pytest.raises(UserError, match=f"does not decide .*{re.escape(words)}"):
         read(tmp_path)
-
-
-def test_where_nothing_is_trained_only_classes_of_somebody_else_are_refused() -> None:
-    """As in `play`, which uses neither hosts nor folders."""
-    data = {"hosts": ["evil"], "env_var": ["PYTHONPATH=/theirs"], "agent": {"seed": 7}}
-    defaults = FOUND.defaults()
-    assert from_file(FOUND, data, "file") == replace(
-        defaults, agent=replace(defaults.agent, seed=7)
-    )
-    with pytest.raises(UserError, match=r"file does not decide agent\.actor\.class_name"):
-        from_file(FOUND, {"agent": {"actor": {"class_name": "os:system"}}}, "file")
 
 
 def test_the_path_of_a_run_says_nothing_in_its_configuration(tmp_path: Path) -> None:
