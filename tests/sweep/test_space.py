@@ -1,5 +1,6 @@
 """What a sweep tries: how it is written, and how it is checked by the task's configuration."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,14 @@ def test_defaults_and_grids_are_points_of_the_space() -> None:
     assert defaults_in(read(*tried), CONFIG) == inside
     assert with_values(CONFIG, inside) == CONFIG
     assert not defaults_in(read("agent.algorithm.lam=0.5..0.9"), CONFIG)
+
+
+def test_a_trial_is_evaluated_sixteen_times_by_any_number_of_workers() -> None:
+    steps = CONFIG.env.num_envs * CONFIG.agent.num_steps_per_env
+    config = replace(CONFIG, total_steps=320 * steps)
+    wanted = SweepArguments(try_=("agent.algorithm.lam=0.9,0.95",))
+    studies = [Study(wanted, FOUND, config, workers) for workers in (1, 2)]
+    assert [study.config.eval_interval for study in studies] == [20, 10]
 
 
 def test_a_grid_has_each_point_once_also_on_two_machines(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def sweep(argv: Sequence[str]) -> int:
         wanted, folder_id = _recorded(existing, argv), str(existing.record.get("folder_id"))
     otherwise = "or start a sweep on each machine, with the same --storage."
     config = group_config(config, existing, otherwise)
-    study = define_sweep(wanted, found, config)
+    workers = divide_devices(config, os.environ, 1, config.per_run)[0].workers
+    study = define_sweep(wanted, found, config, workers)
     from mjfleet.sweep.trials import run_trials
 
     shares = divide_devices(config, os.environ, study.most, config.per_run)
@@ -67,14 +68,16 @@ def sweep(argv: Sequence[str]) -> int:
         return run_trials(group, study, shares)
 
 
-def define_sweep(wanted: SweepArguments, found: FoundTask, config: TrainConfig) -> "Study":
+def define_sweep(
+    wanted: SweepArguments, found: FoundTask, config: TrainConfig, workers: int = 1
+) -> "Study":
     """Return the study that the flags describe; UserError for a bad value. Creates nothing."""
     need_extra("sweep", PROG, ["optuna", "cmaes"])
     if config.seeds:
         raise UserError("--seeds: leave it out, or vary the seed: --try agent.seed=1,2,3.")
     from mjfleet.sweep.study import Study  # Optuna takes a third of a second.
 
-    return Study(wanted, found, config)
+    return Study(wanted, found, config, workers)
 
 
 def _recorded(existing: Resume, argv: Sequence[str]) -> SweepArguments:

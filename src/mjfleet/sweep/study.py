@@ -47,7 +47,10 @@ class Study:
 
     record: optuna.Study
 
-    def __init__(self, wanted: SweepArguments, found: FoundTask, config: TrainConfig) -> None:
+    def __init__(
+        self, wanted: SweepArguments, found: FoundTask, config: TrainConfig, workers: int = 1
+    ) -> None:
+        """Describe a sweep whose trials have that many workers each."""
         if PASSWORD.search(wanted.storage or ""):
             raise UserError(
                 "--storage: leave the password out; drivers read it from PGPASSWORD, ~/.pgpass, or "
@@ -61,7 +64,7 @@ class Study:
         self.direction = StudyDirection.MINIMIZE if direction == "min" else StudyDirection.MAXIMIZE
         iterations = config.agent.max_iterations
         if config.total_steps:
-            envs = config.total_envs or config.env.num_envs
+            envs = config.total_envs or workers * config.env.num_envs
             iterations = config.total_steps // (envs * config.agent.num_steps_per_env)
         self.interval = config.eval_interval or max(1, iterations // EVALUATIONS_PER_TRIAL)
         """Iterations whose mean is one value of the metric."""
