@@ -131,6 +131,7 @@ def limit(size):
 
 # A file that may not grow fails as on a full disk: what still fits is written, then an OSError.
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+# Of 100 rows, `full` do not fit after `before` of them.
 before, full, resumed_from = map(int, sys.argv[2:])
 logger = CsvLogger(Path(sys.argv[1]) / "metrics.csv", resumed_from)
 if before == 0:
@@ -147,15 +148,13 @@ print("trained")
 """
 
 
-def on_a_full_disk(run_dir: Path, before: int, full: int, resumed_from: int = 0) -> str:
-    """Write 100 rows, of which `full` do not fit after `before` of them; return the warnings."""
-    arguments = map(str, (run_dir, before, full, resumed_from))
-    result = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, *arguments],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+def warning_of(script: str, *arguments: object) -> str:
+    """Run a script, which trains; return the one line that it warns with."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout == "trained\n"
-    return result.stderr
+    (line,) = result.stderr.splitlines()
+    return line
 
 
 @pytest.mark.parametrize(("before", "full", "resumed_from"), [(5, 55, 0), (0, 60, 3)])
@@ -164,15 +163,13 @@ def test_no_row_is_lost_to_a_disk_that_is_full_for_a_while(
 ) -> None:
     if resumed_from:
         log(tmp_path, CSV, *(row | {"none": None} for row in values(range(1, 10), 0.5)))
-    warnings = on_a_full_disk(tmp_path, before, full, resumed_from)
+    assert warning_of(FULL_DISK, tmp_path, before, full, resumed_from)
     iterations = list(range(1, resumed_from + 101))
     assert [int(row["iteration"]) for row in read_csv(tmp_path)] == iterations
-    assert len(warnings.splitlines()) == 1
 
 
 def test_a_disk_that_stays_full_leaves_whole_rows_and_one_warning(tmp_path: Path) -> None:
-    warnings = on_a_full_disk(tmp_path, before=5, full=100)
-    assert len(warnings.splitlines()) == 1
+    assert warning_of(FULL_DISK, tmp_path, 5, 100, 0)
     assert (tmp_path / "metrics.csv").read_bytes().endswith(b"\n")
     iterations = [int(row["iteration"]) for row in read_csv(tmp_path)]
     assert 5 <= len(iterations) < 100
@@ -342,11 +339,5 @@ print("trained")
 @pytest.mark.slow
 @pytest.mark.usefixtures("server")
 def test_the_process_exits_while_wandb_still_waits_for_its_server(tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", UNDECIDED, str(tmp_path)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert result.stdout == "trained\n"
-    assert len(result.stderr.splitlines()) == 1
-    assert "W&B" in result.stderr
+    assert "W&B" in warning_of(UNDECIDED, tmp_path)
     assert len(read_csv(tmp_path)) == 1
