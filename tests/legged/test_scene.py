@@ -23,6 +23,8 @@ GO2 = (REPOSITORY / "tasks/go2/go2.xml").read_text()
 FEET = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")
 FR_INERTIA = """pos="-0.0054 -0.00194 -0.000105"
                   fullinertia="0.00048 """
+JOINT = 'joint name="FR_hip_joint"'
+MOTOR = 'name="FR_hip" class="hip_joint"'
 SWAPPED = [3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8]
 
 
@@ -42,9 +44,9 @@ def make(folder: Path, *changes: tuple[str, str], feet: tuple[str, ...] = FEET) 
         (('key name="home"', 'key name="stand"'), "no keyframe 'home' with a qpos of all"),
         (('body name="trunk"', 'body name="base"'), "no body 'trunk'.* `base` of"),
         (('geom name="RL_foot"', 'geom name="RL_toe"'), "'RL_foot', .* `feet` of"),
-        (('name="FR_hip" class="hip_joint" joint="FR_hip_joint"',
-          'name="FR_hip" joint="FL_hip_joint"'), "in the order of the joints"),
-        (('<position name="FR_hip" class="hip_joint"', '<motor name="FR_hip"'),
+        ((f'{MOTOR} joint="FR_hip_joint"', 'name="FR_hip" joint="FL_hip_joint"'),
+         "in the order of the joints"),
+        ((f"<position {MOTOR}", '<motor name="FR_hip"'),
          "actuator of FR_hip_joint must be of the kind <position>"),
         (('name="FL_hip" class="hip_joint"', 'name="FL_hip" class="hip_joint" gear="3"'),
          "of FL_hip_joint must .* no gear"),
@@ -91,7 +93,7 @@ def test_on_a_plane_the_solver_starts_from_the_smooth_acceleration(tmp_path: Pat
 def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:
     assert joint_images(make(tmp_path)) == (SWAPPED, [-1.0, 1.0, 1.0] * 4)
     # A hip that turns the other way round; its standing angle has the other sign, too.
-    turned = ('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" axis="-1 0 0"')
+    turned = (JOINT, f'{JOINT} axis="-1 0 0"')
     home = ("1 0 0 0  -0.1 0.8", "1 0 0 0  0.1 0.8")
     signs = [1.0] * 6 + [-1.0, 1.0, 1.0] * 2
     assert joint_images(make(tmp_path, turned, home)) == (SWAPPED, signs)
@@ -108,7 +110,7 @@ def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:
         # Of two hips on one side, neither is the other's image, nor its own.
         (('body name="FL_hip" pos="0.1934 0.0465', 'body name="FL_hip" pos="0.1934 -0.0465'),
          "FR_hip_joint has no image, .* 0.193 0.0465 0 m .*; FL_hip_joint is at 0.193 -0.0465 0 m"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" axis="1 0 1"'),
+        ((JOINT, f'{JOINT} axis="1 0 1"'),
          "FR_hip_joint has no image, .* axis -0.707 0 -0.707, .*; FL_hip_joint .* axis 1 0 0. If "
          "this is intended"),
     ],
@@ -124,18 +126,15 @@ def test_a_joint_in_another_place_or_direction_has_no_image(
     ("change", "said"),
     [
         (("1 0 0 0  -0.1 0.8", "1 0 0 0  0.3 0.8"), "angle in the pose `home`"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" range="-1 0.5"'), "range (rad)"),
-        (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kp="30"'), "kp"),
-        (('name="FR_hip" class="hip_joint"', 'name="FR_hip" class="hip_joint" kv="1"'), "kv"),
-        (('name="FR_hip" class="hip_joint"',
-          'name="FR_hip" class="hip_joint" forcerange="-9 9"'), "forcerange"),
-        (('name="FR_hip" class="hip_joint"',
-          'name="FR_hip" class="hip_joint" ctrlrange="-1 0.5"'), "ctrlrange"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" armature="0.1"'), "armature"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" damping="3"'), "damping"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" frictionloss="3"'),
-         "frictionloss"),
-        (('joint name="FR_hip_joint"', 'joint name="FR_hip_joint" stiffness="3"'), "stiffness"),
+        ((JOINT, f'{JOINT} range="-1 0.5"'), "range (rad)"),
+        ((MOTOR, f'{MOTOR} kp="30"'), "kp"),
+        ((MOTOR, f'{MOTOR} kv="1"'), "kv"),
+        ((MOTOR, f'{MOTOR} forcerange="-9 9"'), "forcerange"),
+        ((MOTOR, f'{MOTOR} ctrlrange="-1 0.5"'), "ctrlrange"),
+        ((JOINT, f'{JOINT} armature="0.1"'), "armature"),
+        ((JOINT, f'{JOINT} damping="3"'), "damping"),
+        ((JOINT, f'{JOINT} frictionloss="3"'), "frictionloss"),
+        ((JOINT, f'{JOINT} stiffness="3"'), "stiffness"),
         (('mass="0.678" pos="-0.0054 -0.00194', 'mass="0.7" pos="-0.0054 -0.00194'), "mass"),
         (('<body name="FR_thigh"',
           '<body><geom size="0.01" mass="1"/></body><body name="FR_thigh"'), "mass of the body"),

@@ -28,6 +28,10 @@ class Robot(VelocityEnv):
     model_file = str(REPOSITORY / "tasks/go2/go2.xml")
 
 
+class Rough(RoughVelocityEnv, Robot):
+    pass
+
+
 def build(
     env_class: type[VelocityEnv], cfg: VelocityConfig | None = None, **attributes: Any
 ) -> VelocityEnv:
@@ -92,9 +96,6 @@ def test_factors_of_one_side_have_no_mirror_image() -> None:
 
 
 def test_ground_and_configuration_belong_together() -> None:
-    class Rough(RoughVelocityEnv, Robot):
-        pass
-
     with pytest.raises(UserError, match=r"Foal has flat ground.*RoughVelocityEnv, before Robot"):
         type("Foal", (Robot,), {}).make_model(RoughVelocityConfig())
     with pytest.raises(UserError, match="has a VelocityConfig, not a RoughVelocityConfig"):
@@ -103,9 +104,6 @@ def test_ground_and_configuration_belong_together() -> None:
 
 
 def test_levels_are_logged_for_each_kind_of_ground() -> None:
-    class Rough(RoughVelocityEnv, Robot):
-        pass
-
     shares = TerrainSharesConfig(gaps=2.0, flat=1.0)
     cfg = RoughVelocityConfig(num_envs=5, columns=3, start_levels=8, terrain_shares=shares)
     env: Any = build(Rough, cfg)

@@ -35,7 +35,6 @@ AGENT = from_dict(
 class SpoiltEnv(CartpoleEnv):
     """A cart-pole in which something goes wrong in world 3 at step 13, the first being 0."""
 
-    model_file = str(FOUND.folder / "cartpole.xml")
     spoil = ""
     world, at = 3, 13
     forever = False
@@ -321,7 +320,6 @@ def test_a_world_that_is_never_seen_well_is_reset_again_and_again() -> None:
 class HugeEnv(CartpoleEnv):
     """Observes a number that is finite, and whose square is not."""
 
-    model_file = str(FOUND.folder / "cartpole.xml")
     factor = 1e30
 
     def observe(self) -> dict[str, torch.Tensor]:

@@ -116,8 +116,6 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path, variant: str, e
 class LevelsEnv(SwingupEnv):
     """Begins at level 1 of 3, and gets to the next one with each episode; counts its steps."""
 
-    model_file = str(FOUND.folder / "cartpole.xml")
-
     def setup(self) -> None:
         super().setup()
         self.max_episode_length, self.levels = 20, Levels(self, 3, 1)
@@ -179,8 +177,6 @@ def test_other_environments_begin_anew_with_what_is_shared_and_at_the_levels_rea
 class RewardingEnv(SwingupEnv):
     """Has another reward term."""
 
-    model_file = str(FOUND.folder / "cartpole.xml")
-
     def rewards(self) -> dict[str, torch.Tensor]:
         return super().rewards() | {"more": torch.zeros(self.num_envs)}
 
@@ -210,8 +206,6 @@ def test_an_environment_that_has_changed_says_so(tmp_path: Path) -> None:
 
 class LateEnv(SwingupEnv):
     """Writes an attribute that it has not declared, from its 20th step on."""
-
-    model_file = str(FOUND.folder / "cartpole.xml")
 
     def setup(self) -> None:
         super().setup()

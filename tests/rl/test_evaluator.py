@@ -28,8 +28,6 @@ STEPS = 15
 class ShortEnv(CartpoleEnv):
     """Random in every step, also by generators that a task has no business with."""
 
-    model_file = str(FOUND.folder / "cartpole.xml")
-
     def setup(self) -> None:
         self.max_episode_length = STEPS
         self.friend = torch.rand(1)

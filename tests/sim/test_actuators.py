@@ -84,22 +84,19 @@ def test_the_table_has_what_mujoco_has() -> None:
     assert elements == {"<position", "<general", "<dcmotor", "<jointpos"}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_damping_ratio_of_1_does_not_overshoot(engine: str) -> None:
-    angles = follow(engine, row("dampratio"))["qpos"]
+def test_a_damping_ratio_of_1_does_not_overshoot() -> None:
+    angles = follow("native", row("dampratio"))["qpos"]
     assert 0.99 < float(angles[-1]) < float(angles.max()) + 1e-6 < 1.001
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("start", ["timeconst", "filterexact"])
-def test_an_activation_lags_by_its_time_constant(engine: str, start: str) -> None:
-    act = follow(engine, row(start))["act"][:, 0]
+def test_an_activation_lags_by_its_time_constant(start: str) -> None:
+    act = follow("native", row(start))["act"][:, 0]
     assert float(act[round(0.05 / TIMESTEP) - 1]) == pytest.approx(1 - 2.718281828**-1, abs=1e-4)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_torque_of_a_dcmotor_is_limited_by_its_speed(engine: str) -> None:
-    found = follow(engine, row("controller"), ctrl=100.0)
+def test_the_torque_of_a_dcmotor_is_limited_by_its_speed() -> None:
+    found = follow("native", row("controller"), ctrl=100.0)
     speeds = found["qvel"][:-1, 0].clamp(max=20)  # Before the step that has this force.
     limit = (3.0 * (1 - speeds / 20)).clamp(max=2.0)
     assert speeds[-1] > 15
@@ -125,15 +122,10 @@ def test_a_delay_is_a_number_of_physics_steps_in_each_world(engine: Any) -> None
     start = int(model.actuator_historyadr[0]) + 2 + 4
     sim.reset(torch.tensor([False, True, True]))
     sim.history[:, start : start + 4] = 7.0
-    assert record(sim, ["actuator_force"], [9.0] * 4)["actuator_force"][:, 2].tolist() == [
-        7,
-        7,
-        7,
-        9,
-    ]
+    forces = record(sim, ["actuator_force"], [9.0] * 4)["actuator_force"]
+    assert forces[:, 2].tolist() == [7.0, 7.0, 7.0, 9.0]
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_sensor_is_late_by_a_number_of_physics_steps(engine: str) -> None:
-    found = follow(engine, row("jointpos"))
+def test_a_sensor_is_late_by_a_number_of_physics_steps() -> None:
+    found = follow("native", row("jointpos"))
     assert torch.equal(found["sensordata"][3:], found["qpos"][:-3])
