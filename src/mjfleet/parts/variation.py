@@ -59,23 +59,6 @@ FIELDS = {
 }
 
 
-class Distribution(NamedTuple):
-    """Random numbers in a range: uniform, with uniform logarithms, or normal."""
-
-    low: float
-    high: float
-    shape: Shape = "uniform"
-
-    def quantile(self, share: torch.Tensor) -> torch.Tensor:
-        """Return the numbers below which these shares of all are."""
-        if self.shape == "log":
-            return self.low * (self.high / self.low) ** share
-        if self.shape == "normal":
-            inside = math.erf(STDS / math.sqrt(2))
-            share = 0.5 + torch.erfinv(inside * (2 * share - 1)) / (STDS * math.sqrt(2))
-        return self.low + share * (self.high - self.low)
-
-
 class Place(NamedTuple):
     """Numbers of a field of the model."""
 
@@ -94,7 +77,9 @@ class Variation:
     field: str
     names: tuple[str, ...]
     mode: Mode
-    distribution: Distribution
+    low: float
+    high: float
+    shape: Shape  # Of the distribution between these.
     when: When
     shared: bool
     together: bool
@@ -107,8 +92,7 @@ class Variation:
     @property
     def range(self) -> str:
         """What the numbers lie between, and how they are distributed if that is not uniform."""
-        low, high, shape = self.distribution
-        return f"{low:g} to {high:g}" + f", {shape}" * (shape != "uniform")
+        return f"{self.low:g} to {self.high:g}" + f", {self.shape}" * (self.shape != "uniform")
 
     def draw(self, mask: torch.Tensor) -> None:
         """Write new numbers where `mask` `(num_envs,)` is true."""
@@ -118,7 +102,7 @@ class Variation:
             share = torch.rand(1, math.prod(size), generator=env.generator, device=env.device)
         else:
             share = env.uniform(math.prod(size), 0.0, 1.0)
-        numbers = self.distribution.quantile(share).view(-1, *size)
+        numbers = self._quantiles(share).view(-1, *size)
         for place in self.places:
             new = numbers.to(place.field)
             new = place.own * new if self.mode == "scale" else place.sign * new
@@ -134,6 +118,15 @@ class Variation:
             own = place.own.flatten().expand(self.env.num_envs, -1)
             place.field.index_copy_(1, place.at, own)
         self._set_const()
+
+    def _quantiles(self, share: torch.Tensor) -> torch.Tensor:
+        """Return the numbers below which these shares of all are."""
+        if self.shape == "log":
+            return self.low * (self.high / self.low) ** share
+        if self.shape == "normal":
+            inside = math.erf(STDS / math.sqrt(2))
+            share = 0.5 + torch.erfinv(inside * (2 * share - 1)) / (STDS * math.sqrt(2))
+        return self.low + share * (self.high - self.low)
 
     def _set_const(self) -> None:
         if FIELDS[self.field].sets_const:
@@ -180,22 +173,22 @@ def vary(
             number could be one that the field cannot have, or an engine cannot vary the field.
     """
     patterns = (names,) if isinstance(names, str) else tuple(names or ())
-    drawn = Distribution(*distribution)  # pyright: ignore[reportArgumentType]
-    one = Variation(env, field, patterns, mode, drawn, when, shared, together, [])
+    low, high, shape = distribution if len(distribution) == 3 else (*distribution, "uniform")
+    one = Variation(env, field, patterns, mode, low, high, shape, when, shared, together, [])
     if (facts := FIELDS.get(field)) is None:
         fields = ", ".join(FIELDS)
         raise UserError(
             f"{one}: what each world can have of its own, on both engines, is {fields}."
         )
-    for value, kind in ((mode, Mode), (when, When), (drawn.shape, Shape)):
+    for value, kind in ((mode, Mode), (when, When), (shape, Shape)):
         if value not in get_args(kind):
             raise UserError(f"{one}: {value!r} must be one of: {', '.join(get_args(kind))}.")
-    is_range = -math.inf < drawn.low <= drawn.high < math.inf
+    is_range = -math.inf < low <= high < math.inf
     is_late = facts.sets_const and when == "reset"
     wrong = {
         "it is called outside `setup`": env._is_set_up,
-        f"{drawn[:2]} must be two finite numbers, the lower one first": not is_range,
-        f"{drawn[:2]} must be above 0 for logarithms": drawn.shape == "log" and drawn.low <= 0,
+        f"{(low, high)} must be two finite numbers, the lower one first": not is_range,
+        f"{(low, high)} must be above 0 for logarithms": shape == "log" and low <= 0,
         f"{field} can only be scaled": facts.is_scaled and mode != "scale",
         'MuJoCo computes other fields from it, so that it cannot vary at a "reset"': is_late,
         "worlds are reset at different times, and share no number": shared and when == "reset",
@@ -265,7 +258,7 @@ def _check(one: Variation, own: np.ndarray, rows: np.ndarray, names: list[str]) 
     field, sim, row = one.field, one.env.sim, rows[:, None]
     facts, model = FIELDS[field], sim.model
     factor = np.abs(own) if one.mode == "scale" else np.ones_like(own)
-    low, high = (factor * end + own * (one.mode == "add") for end in one.distribution[:2])
+    low, high = (factor * end + own * (one.mode == "add") for end in (one.low, one.high))
     never = np.zeros_like(own, bool)
     is_zero = (low == 0) & ((own != 0) | (one.mode != "scale"))
     rules = {"must not be negative": (low < 0) & (facts.least != "any")}

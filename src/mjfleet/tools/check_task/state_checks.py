@@ -218,7 +218,7 @@ def idle_variations(subject: Subject, actions: torch.Tensor) -> Iterator[Finding
     for one in env.variations:
         now = torch.cat([place.field.index_select(1, place.at) for place in one.places], dim=1)
         own = torch.cat([place.own.flatten() for place in one.places])
-        is_wide = one.distribution.low < one.distribution.high
+        is_wide = one.low < one.high
         if not differs(now, own.expand_as(now)).any():
             if is_wide:
                 yield Finding(f"{one}: scales numbers that are 0 in the model; add or set them")
