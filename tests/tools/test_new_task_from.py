@@ -80,6 +80,7 @@ def test_each_robot_becomes_a_task_of_the_right_kind_without_mistakes(
     assert [each for each, text in MARKS.items() if text in (folder / "env.py").read_text()] == [
         kind
     ]
+    assert folder.stat().st_mode == folder.parent.stat().st_mode
     model, readme = model_of(folder), (folder / "README.md").read_text()
     assert model.nu == actions == discover({}).tasks[name].task.num_actions
     assert model.key("home").qpos.shape == (model.nq,)

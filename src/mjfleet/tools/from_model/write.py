@@ -35,7 +35,9 @@ def write_task(
     import jinja2
 
     with tempfile.TemporaryDirectory() as made:
-        robot = read_robot(file, place := Path(made))
+        place = Path(made, name)  # Others may read it, unlike `made`.
+        place.mkdir()
+        robot = read_robot(file, place)
         try:
             complete(robot)
             text = robot.spec.to_xml().replace(f"{place}/", "")
