@@ -143,12 +143,16 @@ def test_steps_and_starts_are_those_of_dm_control(
     assert extras["time_outs"].all()
 
 
-@pytest.mark.parametrize("name", ["cartpole-balance", "cartpole-swingup"])
+@pytest.mark.parametrize(
+    ("name", "angle", "spread"),
+    [("cartpole-balance", 0.0, 0.034), ("cartpole-swingup", np.pi, 0.06)],
+)
 def test_the_cart_pole_is_that_of_dm_control_at_a_fifth_of_its_rate(
-    name: str, load: Callable[[str], Any]
+    name: str, angle: float, spread: float, load: Callable[[str], Any]
 ) -> None:
     env, oracle = build_own(name, STATES, decimation=1), load(name)
     assert env.step_dt == pytest.approx(oracle.control_timestep())
+    assert (env.sim.qpos[:, 1] - angle).abs().max() <= spread
     assert env.sim.qvel.std() == pytest.approx(0.01, rel=0.1)
     check_starts(env, oracle)
     oracle.physics.model.opt.integrator = env.sim.model.opt.integrator
