@@ -7,7 +7,6 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -52,6 +51,7 @@ class HostAgent:
         self._address = ""
         self._listener: socket.socket | None = None
         self._workers: WorkerProcesses | None = None
+        self._sent: dict[Path, int] = {}  # Bytes of each file that the launcher has already.
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._channel = HostChannel(reader, writer, self._receive, patience)
 
@@ -124,27 +124,22 @@ class HostAgent:
             checkpoint=args.checkpoint and str(folder / args.checkpoint),
             scratch=str(folder),
         )
-        files = GrowingFiles(self._channel, folder, [*args.log_files, args.agent_log])
+        logs = map(Path, (*args.log_files, args.agent_log))
+        self._sent = {path: 0 for path in logs if folder in path.parents}
         Path(args.run_dir).mkdir(exist_ok=True)
         with WorkerProcesses(args) as workers:
             self._workers = workers
             while (end := workers.end()) is None:
-                files.send_new()
+                self._send_new()
                 if not self._channel.is_full:  # As while the launcher is suspended.
                     self._channel.send(WorkerStatus(workers.has_begun))
-        files.send_rest(folder.glob("*/failures/*"))
+        self._sent |= dict.fromkeys(folder.glob("*/failures/*"), 0)
+        while self._send_new() or self._channel.is_full:
+            time.sleep(0.01)
         self._channel.send(end)
 
-
-class GrowingFiles:
-    """Sends what is appended to files in a folder, under their names there; others stay here."""
-
-    def __init__(self, channel: HostChannel, folder: Path, paths: Iterable[str]) -> None:
-        self._channel, self._folder = channel, folder
-        self._sent = {path: 0 for path in map(Path, paths) if folder in path.parents}
-
-    def send_new(self) -> bool:
-        """Send at most a piece of each file; return whether anything was new."""
+    def _send_new(self) -> bool:
+        """Send at most a piece of what is new in each file; return whether anything was."""
         found = False
         for path, sent in self._sent.items():
             if path.exists() and not self._channel.is_full:
@@ -156,11 +151,6 @@ class GrowingFiles:
                     self._channel.send(FilePiece(str(path.relative_to(self._folder)), data))
                     found = True
         return found
-
-    def send_rest(self, others: Iterable[Path]) -> None:
-        self._sent |= dict.fromkeys(others, 0)
-        while self.send_new() or self._channel.is_full:
-            time.sleep(0.01)
 
 
 def _network(address: str) -> dict[str, str]:
