@@ -5,8 +5,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,20 +39,6 @@ def train_in_process(
     if sys.__stderr__:
         faulthandler.enable(sys.__stderr__)  # A crash shows its Python stack.
     run_dirs = [Path(args.run_dir)] if rank.rank == 0 else []  # Others learn it from rank 0.
-
-    def on_failure(hang: Failure) -> None:
-        for run_dir in run_dirs[-1:]:
-            hang.write(run_dir)
-        on_hang(hang)
-
-    with _ended_when_it_hangs(args, rank, heartbeat, on_failure):
-        return run_worker(args, rank, stop, heartbeat, run_dirs)
-
-
-@contextmanager
-def _ended_when_it_hangs(
-    args: WorkerArgs, rank: Rank, heartbeat: Heartbeat, on_hang: Callable[[Failure], object]
-) -> Iterator[None]:
     limit: float = args.config["hang_timeout"]
     detector, over = HangDetector([heartbeat], limit), threading.Event()
 
@@ -62,13 +47,16 @@ def _ended_when_it_hangs(
             # A rank that waits for another one is subject to the time-out of collectives.
             if detector.hangs() and not only_waits(stacks := _stacks()):
                 seen = Failure.seen("Hang", hang_message(limit, stacks), args, rank, heartbeat)
-                on_hang(replace(seen, traceback=stacks))
+                hang = replace(seen, traceback=stacks)
+                for run_dir in run_dirs[-1:]:
+                    hang.write(run_dir)
+                on_hang(hang)
                 sys.stderr.flush()
                 os._exit(1)
 
     threading.Thread(target=watch, name="hang", daemon=True).start()
     try:
-        yield
+        return run_worker(args, rank, stop, heartbeat, run_dirs)
     finally:
         over.set()
 
