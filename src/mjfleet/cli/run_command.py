@@ -8,13 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from mjfleet.errors import RankError, Stopped, UserError, WorkerError
 from mjfleet.utils.console import discard, open_streams, print_error
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
 from mjfleet.utils.packages import stack_versions
-from mjfleet.utils.parent_death import mistakes_for_parent
+from mjfleet.utils.parent_death import MISTAKE_VARIABLE
 
 MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 LOCAL_RANK_0_SECONDS = 3.0
@@ -58,14 +60,16 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     open_streams()
     if shutil.get_terminal_size().columns < MIN_COLUMNS:
         os.environ["COLUMNS"] = str(MIN_COLUMNS)
-    tell_parent = mistakes_for_parent()
+    mistake = os.environ.pop(MISTAKE_VARIABLE, None)  # What this process starts has no part in it.
     try:
         try:
             return _print_versions() if arguments[-1:] == ["--version"] else command(arguments)
         finally:
             print(end="", flush=True)  # Not first at exit, where a failure cannot be handled.
     except UserError as error:
-        tell_parent(str(error))
+        if mistake:
+            with suppress(OSError):  # The parent may be gone.
+                Path(mistake).write_text(str(error), encoding="utf-8", errors="backslashreplace")
         # Where something else has started several workers on this host, the first one prints it.
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
         if is_first or os.environ.get("WORLD_SIZE", "1") == "1" or isinstance(error, RankError):

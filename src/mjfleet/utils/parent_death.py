@@ -1,12 +1,10 @@
-"""A process that ends with the one that started it, and tells it of the user's mistakes."""
+"""A process that ends with the one that started it."""
 
 import ctypes
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
 
 PARENT_VARIABLE = "MJFLEET_PARENT"  # With the process number of the parent, which sets it.
 MISTAKE_VARIABLE = "MJFLEET_MISTAKE"  # With the parent's file for a mistake of the user's.
@@ -41,18 +39,3 @@ def stop_with_parent(parent: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
-
-
-def mistakes_for_parent() -> Callable[[str], object]:
-    """Return a function that gives the text of a UserError to the parent, if that asks for it.
-
-    Processes that this one starts no longer find the parent's file in their environment.
-    """
-    file = os.environ.pop(MISTAKE_VARIABLE, None)
-
-    def give(text: str) -> None:
-        if file:
-            with suppress(OSError), open(file, "wb") as mistake:  # The parent may be gone.
-                mistake.write(text.encode(errors="backslashreplace"))
-
-    return give
