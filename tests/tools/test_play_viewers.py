@@ -14,10 +14,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ..conftest import PATIENCE, Start, WarmCommand
+from ..conftest import PATIENCE, Run, Start, WarmCommand
 from ..runs.test_damaged_runs import RUN
 from .test_play_realtime import play
 
+RANDOM = ("--actions", "random", "--viewer", "web")
 TINY = ("--gpu-ids", "None", "--env.num-envs", "2")
 
 
@@ -43,6 +44,24 @@ def test_a_page_is_served_that_follows_the_run_until_ctrl_c(start: Start, tmp_pa
     assert "Traceback" not in rest + errors
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("localhost", urlsplit(address[0]).port))
+
+
+LOSE_A_SIGNAL = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "mjviser":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except BaseException:
+                pass  # As trimesh does, which mjviser imports, around imports of its own.
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_a_signal_that_an_import_swallows_ends_the_viewer(run: Run) -> None:
+    done = run("play", "cartpole-balance", *TINY, *RANDOM, prelude=LOSE_A_SIGNAL)
+    assert done.returncode == 130, done.stdout + done.stderr
 
 
 def read_until(process: WarmCommand, word: str) -> str:

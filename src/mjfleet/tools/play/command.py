@@ -172,22 +172,24 @@ def _play(
     name = played.name if isinstance(played, Path) else f"{played} actions"
     name = "pretrained" if parsed.pretrained else name
     print_line(f"playing {played}: {config.env.num_envs} environments, {plan.engine} engine")
-    with StopRequest().installed(), playing(found, config, plan, played) as player:
+    with StopRequest().installed() as stop, playing(found, config, plan, played) as player:
         if parsed.viewer:
-            _show(player, name, parsed, run)
+            _show(player, name, parsed, run, stop)
         else:
             _play_episodes(player, f"{found.name}, {name.removesuffix('.pt')}", parsed)
     return 0
 
 
-def _show(player: Player, name: str, parsed: PlayArguments, run: Resume | None) -> None:
+def _show(
+    player: Player, name: str, parsed: PlayArguments, run: Resume | None, stop: StopRequest
+) -> None:
     """Open a viewer until it is closed."""
     from mjfleet.tools.play.realtime_playback import Playback
 
     folder = run.policy.parent if run and run.run_dir else None
     # A run that is named may still be training; a checkpoint stays.
     follows = parsed.resume is not None and not Path(parsed.resume).is_file()
-    playback = Playback(player, name, folder, follows)
+    playback = Playback(player, name, folder, follows, stop.check)
     if parsed.viewer == "web":
         from mjfleet.tools.play.web_viewer import show_in_browser
 

@@ -24,11 +24,17 @@ class Playback:
     """Steps all environments in real time. Used by the thread that plays; others call `later`.
 
     `playing` names the policy, for display. `folder` has the checkpoints to choose from; with
-    `follows_newest`, one that appears there replaces the policy.
+    `follows_newest`, one that appears there replaces the policy. `check_stop` raises Stopped if a
+    signal was lost, as where a viewer's library catches all exceptions of its imports.
     """
 
     def __init__(
-        self, player: Player, playing: str, folder: Path | None = None, follows_newest: bool = True
+        self,
+        player: Player,
+        playing: str,
+        folder: Path | None = None,
+        follows_newest: bool = True,
+        check_stop: Callable[[], object] = lambda: None,
     ) -> None:
         self.env, self.playing = player.env, playing
         self.is_paused = False
@@ -37,7 +43,7 @@ class Playback:
         self.steps = 0  # Steps and resets so far; a display is out of date once it changes.
         self.sums = torch.zeros_like(self.env.terms)
         """Sums of reward terms in the current episodes, `(number of terms, num_envs)`."""
-        self._player, self._folder = player, folder
+        self._player, self._folder, self._check_stop = player, folder, check_stop
         self.choice = NEWEST if follows_newest or folder is None else playing
         """The checkpoint that is wanted, or NEWEST, which newer ones replace."""
         self._loaded = playing  # Or tried.
@@ -51,6 +57,7 @@ class Playback:
         """Play in real time, and call `show` up to 60 times a second, while `is_open`."""
         before = looked = time.perf_counter()
         while is_open():
+            self._check_stop()
             now = time.perf_counter()
             self.advance(now - before)
             if now - looked > CHECKPOINT_SECONDS:
