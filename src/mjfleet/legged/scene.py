@@ -10,6 +10,7 @@ from mujoco import mjtObj, mjtSensor
 
 from mjfleet.errors import UserError
 from mjfleet.legged.terrain import Terrain
+from mjfleet.parts.variation import position_actuators
 
 HOME = "home"
 """The keyframe in which the robot stands."""
@@ -75,10 +76,9 @@ def check_joints(model: mujoco.MjModel, base: str) -> None:
     if model.actuator_trnid[:, 0].tolist() != [*hinges] or not on_joint.all():
         names = ", ".join(model.joint(i).name for i in hinges)
         raise UserError(f"each hinge needs one actuator, in the order of the joints: {names}.")
-    kp, kv = model.actuator_gainprm[:, 0], -model.actuator_biasprm[:, 2]
-    is_controller = (kp > 0) & (kp == -model.actuator_biasprm[:, 1])
-    is_damped, is_limited = kv + model.dof_damping[6:] > 0, model.actuator_forcelimited == 1
-    right = is_controller & is_damped & is_limited & (model.actuator_gear[:, 0] == 1)
+    is_damped = model.dof_damping[6:] - model.actuator_biasprm[:, 2] > 0
+    is_limited = (model.actuator_forcelimited == 1) & (model.actuator_gear[:, 0] == 1)
+    right = position_actuators(model) & is_damped & is_limited
     for i in np.flatnonzero(~right):
         raise UserError(
             f"the actuator of {model.joint(i + 1).name} must be of the kind <position>, with kp "

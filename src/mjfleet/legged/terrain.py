@@ -56,11 +56,6 @@ def _around_platform(heights: np.ndarray) -> np.ndarray:
     return np.where((_from_edge > 2) & (_from_edge < PLATFORM), heights, 0.0)
 
 
-def _flat(*_: object) -> np.ndarray:
-    """Return no heights."""
-    return np.zeros(_from_edge.shape)
-
-
 def _rough(rng: np.random.Generator, _: float) -> np.ndarray:
     """Return random heights for all points."""
     return _around_platform(rng.uniform(0.0, ROUGHNESS, _from_edge.shape))
@@ -116,7 +111,7 @@ KINDS: dict[str, Shape] = {
     "stairs_down": lambda *how: -_stairs(*how),
     "blocks": _blocks,
     "obstacles": _obstacles,
-    "flat": _flat,
+    "flat": lambda *_: np.zeros(_from_edge.shape),
     "gaps": _gaps,
     "ring": _ring,
 }

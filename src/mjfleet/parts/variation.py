@@ -267,7 +267,7 @@ def _check(one: Variation, own: np.ndarray, rows: np.ndarray, names: list[str]) 
     if field == "geom_size":
         rules["is of no primitive geom"] = never | ~np.isin(model.geom_type[row], SIZED)
     elif facts.places and facts.kind == "actuator":
-        rules["is of no position actuator"] = never | ~_are_positions(model)[row]
+        rules["is of no position actuator"] = never | ~position_actuators(model)[row]
     elif field == "body_ipos":
         # MuJoCo's own engine would refuse it, MuJoCo-Warp compute wrong accelerations.
         is_moved = (low != own) | (high != own)
@@ -283,9 +283,9 @@ def _check(one: Variation, own: np.ndarray, rows: np.ndarray, names: list[str]) 
             )
 
 
-def _are_positions(model: mujoco.MjModel) -> np.ndarray:
-    """Return which actuators have the force `kp * (ctrl - length) - kd * velocity`."""
+def position_actuators(model: mujoco.MjModel) -> np.ndarray:
+    """Return which actuators have the force `kp * (ctrl - length) - kd * velocity`, `(nu,)`."""
     is_linear = model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED
     is_linear &= model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
     kp, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
-    return is_linear & (kp == -bias) & (kp != 0)
+    return is_linear & (kp == -bias) & (kp > 0)

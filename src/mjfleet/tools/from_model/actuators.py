@@ -7,18 +7,13 @@ import numpy as np
 
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import HOME, check_joints
+from mjfleet.parts.variation import position_actuators
 from mjfleet.tools.from_model.robot import BALL, Robot
 
 WIDTH, SLIDE_WIDTH = 0.25, 0.01
 """Error at which a position actuator uses all of its torque or force, rad and m."""
 WHEEL_SPEED = 20.0
 """Largest speed of a wheel, rad/s."""
-
-
-def controllers(model: mujoco.MjModel) -> np.ndarray:
-    """Return which actuators bring something to a position, `(nu,)`."""
-    kp = model.actuator_gainprm[:, 0]
-    return (kp > 0) & (model.actuator_biasprm[:, 1] == -kp)
 
 
 def passive(model: mujoco.MjModel) -> np.ndarray:
@@ -60,7 +55,7 @@ def drive(robot: Robot) -> bool:
         if has_wheels and not has_range:
             new.set_to_velocity(kv=4 * torque / WHEEL_SPEED)
             new.ctrlrange = (-WHEEL_SPEED, WHEEL_SPEED)
-        elif joint in old and controllers(model)[i := old[joint]]:
+        elif joint in old and position_actuators(model)[i := old[joint]]:
             kp, kv = model.actuator_gainprm[i, 0], -model.actuator_biasprm[i, 2]
             is_damped = kv + model.dof_damping[model.jnt_dofadr[joint]] > 0
             new.set_to_position(kp, **({"kv": kv} if is_damped else {"dampratio": 0.5}))
@@ -102,7 +97,7 @@ def _torque_of_file(model: mujoco.MjModel, joint: int, actuator: int | None) -> 
     if model.jnt_actfrclimited[joint] or actuator is None:
         return float(model.jnt_actfrcrange[joint, 1])
     most = model.actuator_forcerange[actuator, 1]
-    if not model.actuator_forcelimited[actuator] and not controllers(model)[actuator]:
+    if not model.actuator_forcelimited[actuator] and not position_actuators(model)[actuator]:
         most = model.actuator_gainprm[actuator, 0] * model.actuator_ctrlrange[actuator, 1]
     return float(abs(model.actuator_gear[actuator, 0]) * most)
 

@@ -6,7 +6,8 @@ from mujoco.minimize import Verbosity, least_squares
 
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import FLOOR, HOME, add_ground, add_sensors
-from mjfleet.tools.from_model.actuators import controllers, drive, passive
+from mjfleet.parts.variation import position_actuators
+from mjfleet.tools.from_model.actuators import drive, passive
 from mjfleet.tools.from_model.robot import BALL, Limb, Robot
 
 ON_TWO, ON_MORE = 0.95, 0.7
@@ -33,7 +34,7 @@ def complete(robot: Robot) -> None:
     _pose(robot)
     is_new, key = drive(robot), robot.spec.key(HOME)
     if is_new or len(key.ctrl) != robot.model.nu:
-        key.ctrl = robot.data.actuator_length * controllers(robot.model)
+        key.ctrl = robot.data.actuator_length * position_actuators(robot.model)
     _add_sensors(robot)
     option, fast = robot.spec.option, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     if option.integrator != fast:
@@ -50,7 +51,7 @@ def complete(robot: Robot) -> None:
 def _step(robot: Robot) -> float:
     """Return a physics step, s, with which controllers do not swing up: at most 5 ms with legs."""
     model = robot.model
-    on_joint = controllers(model) & (
+    on_joint = position_actuators(model) & (
         model.actuator_trntype <= int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)
     )
     kp = (model.actuator_gainprm[:, 0] * model.actuator_gear[:, 0] ** 2)[on_joint]
