@@ -198,6 +198,8 @@ def test_a_task_of_skypilot_keeps_its_runs_in_the_volume(printed: Any) -> None:
         (["slurm", "--", "train", *SMALL], "--print"),
         ([*K8S, "--", "train", TASK, "--run-dir", "logs/x"], "/runs"),
         (["sky", "--volume", "runs", "--", "train", TASK], "H100"),
+        (["sky", "--volume", "runs", "--gpus", "0", "--", "train", TASK], "--image"),
+        (["slurm", "--", "train", TASK, "--per-run", "2"], "add --seeds"),
     ],
 )
 def test_a_mistake_is_answered_before_anything_is_submitted(
