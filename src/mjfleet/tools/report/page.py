@@ -72,7 +72,7 @@ def _contents(folders: Sequence[Path], rows: Rows, columns: Sequence[str]) -> di
     }
     if len(rows) == 1:
         (row,), (some,) = rows.values(), curves.values()
-        contents["numbers"] = {name: numbers(row, name, "last", "min", "max") for name in some}
+        contents["numbers"] = {name: numbers(row, name) for name in some}
     if len(folders) == 1:
         (folder,) = folders
         is_one = not is_group(folder)

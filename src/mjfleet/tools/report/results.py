@@ -1,7 +1,6 @@
 """Tables of rows: their results, and what differs between them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,10 +8,6 @@ import numpy as np
 from mjfleet.tools.report.curves import bootstrap
 from mjfleet.tools.report.logged_run import ITERATION, LoggedRun, Rows, differences
 
-OF: Mapping[str, Callable[[np.ndarray], float]] = {
-    "last": itemgetter(-1), "best": max, "min": min, "max": max,
-}  # fmt: skip
-"""What a column of metrics.csv is summarised to."""
 Table = Mapping[str, Mapping[str, Any]]
 """By the name of a row and of a column: a list with a number or None for each run, or a text."""
 
@@ -22,7 +17,7 @@ def tables(rows: Rows, columns: Sequence[str] = ()) -> dict[str, Table]:
     named = {f"{place} {name}": runs for place, (name, runs) in enumerate(rows.items(), 1)}
     shown: dict[str, Table] = {"Returns": {name: _returns(runs) for name, runs in named.items()}}
     for column in columns:  # Whether less or more is better is not known.
-        shown[column] = {n: numbers(r, column, "last", "min", "max") for n, r in named.items()}
+        shown[column] = {name: numbers(runs, column) for name, runs in named.items()}
     firsts = [runs[0] for runs in rows.values()]
     if differing := differences(firsts):
         shown["What differs in the configuration"] = {
@@ -33,20 +28,25 @@ def tables(rows: Rows, columns: Sequence[str] = ()) -> dict[str, Table]:
 
 
 def _returns(runs: Sequence[LoggedRun]) -> Mapping[str, Any]:
-    found: dict[str, Any] = {
+    mean = numbers(runs, "mean_return")
+    return {
         "runs": str(len(runs)),
-        "iterations": numbers(runs, ITERATION, "last")["last"],
+        "iterations": numbers(runs, ITERATION)["last"],
+        "last mean_return": mean["last"],
+        "best mean_return": mean["max"],
+        "best eval/return": numbers(runs, "eval/return")["max"],
     }
-    for key, column in (("last", "mean_return"), ("best", "mean_return"), ("best", "eval/return")):
-        found[f"{key} {column}"] = numbers(runs, column, key)[key]
-    return found
 
 
-def numbers(runs: Sequence[LoggedRun], column: str, *keys: str) -> dict[str, list[float | None]]:
-    """Summarise a column of metrics.csv in each run by `OF[key]`; None for a run without values."""
+def numbers(runs: Sequence[LoggedRun], column: str) -> dict[str, list[float | None]]:
+    """Return a column's last, min and max value in each run, or None for a run without values."""
     values = [run.columns.get(column, np.empty(0)) for run in runs]
-    known = [some[~np.isnan(some)] for some in values]
-    return {key: [float(OF[key](some)) if len(some) else None for some in known] for key in keys}
+    known = [some[~np.isnan(some)].tolist() for some in values]
+    return {
+        "last": [some[-1] if some else None for some in known],
+        "min": [min(some, default=None) for some in known],
+        "max": [max(some, default=None) for some in known],
+    }
 
 
 def as_cell(value: Any) -> str:
