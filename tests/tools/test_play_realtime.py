@@ -33,10 +33,13 @@ class Actor:
         self.loaded.append(checkpoint.name)
 
 
-def play(folder: Path | None = None, **parts: Any) -> tuple[Playback, Actor]:
+def play(
+    folder: Path | None = None, playing: str = "model_1.pt", choice: str = NEWEST, **parts: Any
+) -> tuple[Playback, Actor]:
     env = build("go1-velocity-flat", 2, parts={"random": CALM} | parts)
     actor = Actor(env)
-    return Playback(Player(env, actor.act, actor.load, actor.forget), "model_1.pt", folder), actor
+    player = Player(env, actor.act, actor.load, actor.forget)
+    return Playback(player, playing, folder, choice), actor
 
 
 def test_time_passes_at_the_wanted_speed_and_stops_in_a_pause() -> None:
@@ -122,6 +125,16 @@ def test_a_chosen_checkpoint_stays_until_the_newest_is_chosen(tmp_path: Path) ->
     playback.choice = NEWEST
     playback.load_choice()
     assert actor.loaded == ["best.pt", "model_30.pt"]
+
+
+def test_a_checkpoint_that_is_named_is_one_of_the_choices_and_stays(tmp_path: Path) -> None:
+    for name in ("model_1.pt", "final_model.pt"):
+        (tmp_path / name).write_text("weights")
+    playback, actor = play(tmp_path, "final_model.pt", "final_model.pt")
+    (tmp_path / "model_2.pt").write_text("weights")
+    assert playback.checkpoints() == ["model_2.pt", "model_1.pt", "final_model.pt"]
+    playback.load_choice()
+    assert actor.loaded == []
 
 
 def test_the_motion_of_the_robot_is_that_in_its_own_frame() -> None:

@@ -184,12 +184,12 @@ def _show(
     player: Player, name: str, parsed: PlayArguments, run: Resume | None, stop: StopRequest
 ) -> None:
     """Open a viewer until it is closed."""
-    from mjfleet.tools.play.realtime_playback import Playback
+    from mjfleet.tools.play.realtime_playback import NEWEST, Playback
 
     folder = run.policy.parent if run and run.run_dir else None
     # A run that is named may still be training; a checkpoint stays.
-    follows = parsed.resume is not None and not Path(parsed.resume).is_file()
-    playback = Playback(player, name, folder, follows, stop.check)
+    stays = folder and not (parsed.resume and not Path(parsed.resume).is_file())
+    playback = Playback(player, name, folder, name if stays else NEWEST, stop.check)
     if parsed.viewer == "web":
         from mjfleet.tools.play.web_viewer import show_in_browser
 

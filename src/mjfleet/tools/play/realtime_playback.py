@@ -23,9 +23,9 @@ NEWEST = "newest"  # The choice that follows a run while it trains.
 class Playback:
     """Steps all environments in real time. Used by the thread that plays; others call `later`.
 
-    `playing` names the policy, for display. `folder` has the checkpoints to choose from; with
-    `follows_newest`, one that appears there replaces the policy. `check_stop` raises Stopped if a
-    signal was lost, as where a viewer's library catches all exceptions of its imports.
+    `playing` names the policy, for display. `folder` has the checkpoints to choose from, of which
+    `choice` is wanted: a name, or NEWEST, which each newer one replaces. `check_stop` raises Stopped
+    if a signal was lost, as where a viewer's library catches all exceptions of its imports.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Playback:
         player: Player,
         playing: str,
         folder: Path | None = None,
-        follows_newest: bool = True,
+        choice: str = NEWEST,
         check_stop: Callable[[], object] = lambda: None,
     ) -> None:
         self.env, self.playing = player.env, playing
@@ -44,8 +44,8 @@ class Playback:
         self.sums = torch.zeros_like(self.env.terms)
         """Sums of reward terms in the current episodes, `(number of terms, num_envs)`."""
         self._player, self._folder, self._check_stop = player, folder, check_stop
-        self.choice = NEWEST if follows_newest or folder is None else playing
-        """The checkpoint that is wanted, or NEWEST, which newer ones replace."""
+        self.choice = choice
+        self._first = playing
         self._loaded = playing  # Or tried.
         self._body = floating_body(self.env.sim.model)
         self._requests: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -150,11 +150,13 @@ class Playback:
         return {"forward": forward, "left": left, "turn_left": float(velocity[5])}
 
     def checkpoints(self) -> list[str]:
-        """Return the names of the checkpoints to choose from, the newest first, then the best."""
+        """Return the names of the checkpoints to choose from: the newest first, then the best, and
+        the one that was played first, such as `final_model.pt`."""
         if self._folder is None:
             return []
         names = [path.name for path in reversed(checkpoints_in(self._folder))]
-        return [*names, BEST] if (self._folder / BEST).is_file() else names
+        others = [name for name in (BEST, self._first) if (self._folder / name).is_file()]
+        return list(dict.fromkeys(names + others))
 
     def load_choice(self) -> None:
         """Load the checkpoint that is wanted, if there is one that has not been tried."""
