@@ -24,8 +24,8 @@ class Playback:
     """Steps all environments in real time. Used by the thread that plays; others call `later`.
 
     `playing` names the policy, for display. `folder` has the checkpoints to choose from, of which
-    `choice` is wanted: a name, or NEWEST, which each newer one replaces. `check_stop` raises Stopped
-    if a signal was lost, as where a viewer's library catches all exceptions of its imports.
+    `choice` is wanted: a name, or NEWEST, which newer ones replace. `check_stop` raises Stopped if
+    a signal was lost, as where a viewer's library catches all exceptions of its imports.
     """
 
     def __init__(
