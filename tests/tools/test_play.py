@@ -36,6 +36,13 @@ def test_a_run_is_played_by_its_names_and_on_either_engine(
     assert max(returns) < 1.1 * min(returns)
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
+    # The library that trained a policy is not needed.
+    config = run_dir / "config.yaml"
+    config.write_text(config.read_text().replace("library: rsl_rl", "library: skrl-jax"))
+    without = "import sys\nsys.modules['jax'] = sys.modules['skrl'] = None\n"
+    played = output("play", "latest", *SHORT, "--engine", "native", prelude=without)
+    assert column(played, "return")[0] == returns[0]
+
     # A file alone is played with the task's own numbers.
     shutil.copy(run_dir / "checkpoints/model_3.pt", tmp_path / "policy.pt")
     alone = ("cartpole-balance", "--resume", "policy.pt", *SHORT, "--episodes", "65")

@@ -83,7 +83,8 @@ def load_runner(
 
     # Few environments may have fewer samples than training has minibatches.
     algorithm = replace(config.agent.algorithm, num_mini_batches=1)
-    agent = replace(config.agent, torch_compile_mode=None, algorithm=algorithm)
+    # A policy acts alike whichever library has trained it.
+    agent = replace(config.agent, library="rsl_rl", torch_compile_mode=None, algorithm=algorithm)
     env = build(found, config, engine, device, threads)
     runner = Runner(env, agent, device, threads, found.load)
     runner.load_policy(checkpoint)
