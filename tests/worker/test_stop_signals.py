@@ -94,10 +94,16 @@ def test_another_signal_is_another_one_however_soon() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_nohup_is_respected() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+def test_nohup_is_respected_and_what_a_worker_is_to_ignore() -> None:
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     with StopRequest().installed():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        # A batch script may ignore what is meant for the run.
+        assert signal.getsignal(signal.SIGUSR1) != signal.SIG_IGN
+    with StopRequest(ends_from_outside=True).installed():
+        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) != signal.SIG_IGN
 
 
 def test_an_import_that_fails_because_of_a_signal_is_a_stop() -> None:

@@ -40,11 +40,11 @@ class StopRequest:
     def installed(self) -> Iterator["StopRequest"]:
         """Handle signals in the block; then restore the handlers, or ignore signals if one came.
 
-        What is ignored stays so, as SIGHUP under nohup; but SIGINT, which a script's background job
-        ignores, is handled.
+        Under nohup, SIGHUP stays ignored; in a worker, all that its host agent ignores.
         """
-        handled = {number for number in CONTROLLED if signal.getsignal(number) != signal.SIG_IGN}
-        handled.add(signal.SIGINT)
+        kept = CONTROLLED if self._ends_from_outside else (signal.SIGHUP,)
+        kept = [number for number in kept if signal.getsignal(number) == signal.SIG_IGN]
+        handled = [number for number in CONTROLLED if number not in kept]
         before = {number: signal.signal(number, self._handle) for number in handled}
         try:
             yield self
