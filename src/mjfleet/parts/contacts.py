@@ -41,8 +41,8 @@ def add_contacts(
         label: begins the sensors' names, `contacts/FR_foot`, so that a model may have several sets.
 
     Raises:
-        UserError: an expression matches nothing, two match the same name, or `against` is not in
-            the model.
+        UserError: an expression matches nothing, two match the same name, `against` is not in the
+            model, or the model has such sensors already.
     """
     what, found = f"add_contacts({label!r})", dict[str, tuple[mjtObj, str]]()
     for pattern in [names] if isinstance(names, str) else names:
@@ -54,6 +54,8 @@ def add_contacts(
     if against is not None:
         ((name, of_kind),) = _matches(spec, against, what, is_name=True).items()
         other = {"objtype": of_kind, "objname": name}
+    if any(sensor.name.startswith(f"{label}/") for sensor in spec.sensors):
+        raise UserError(f"{what}: the model has such sensors already; give these another label.")
     for name, (kind, _) in found.items():
         # The force is that which acts on the second object, which MuJoCo calls the reference.
         sensor = {"type": mjtSensor.mjSENS_CONTACT, "reftype": kind, "refname": name, **other}

@@ -89,13 +89,15 @@ class Rays:
                 its heading alone ("yaw"), or not at all ("world").
 
         Raises:
-            UserError: there is no such frame; `groups` has no geom, or one of the robot that the
-                frame is part of.
+            UserError: there is no such frame; `max_distance` is not above 0; `groups` has no geom,
+                or one of the robot that the frame is part of.
         """
         self.sim = env.sim
         self.max_distance, self.miss = max_distance, miss
         self._follows = FOLLOWS[alignment or self.default_alignment]
         try:
+            if not max_distance > 0:
+                raise UserError(f"max_distance is {max_distance}; it must be above 0.")
             body, self._position, self._axes = _find(self.sim, frame)
             self.groups = _check_groups(self.sim.model, body, groups)
         except UserError as error:
