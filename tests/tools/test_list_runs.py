@@ -53,15 +53,15 @@ def test_runs_are_selected_by_words_and_sorted(tmp_path: Path, listed: Listed) -
     for day, name in enumerate(("a/1_wide", "b/2", "b/3_wide"), start=1):
         write_run(tmp_path / name, when.format(day), status="finished", seed=10 - day)
     header = "iteration,mean_return,loss,eval/return,x\n"
-    (tmp_path / "b/2/metrics.csv").write_text(f"{header}1,9.5,0,4.5,0\n2,9.0,0,,0\n")
+    (tmp_path / "b/2/metrics.csv").write_text(f"{header}1,9.5,0,3.0,0\n2,9.0,0,,0\n")
     assert list(listed(*root, "WIDE", "b/")) == ["b/3_wide"]
     by_name = listed(*root, "finished", "--sort", "name")
     assert list(by_name) == ["a/1_wide", "b/2", "b/3_wide"]
     found = listed(*root, "--sort", "best")
-    assert list(found) == ["b/2", "b/3_wide", "a/1_wide"]
-    assert [run["seed"] for run in found.values()] == [8, 7, 9]
+    assert list(found) == ["b/3_wide", "a/1_wide", "b/2"]  # Evaluated returns count, if any.
+    assert [run["seed"] for run in found.values()] == [7, 9, 8]
     two = found["b/2"]
-    assert (two["best_mean_return"], two["best_eval_return"]) == (9.5, 4.5)
+    assert (two["best_mean_return"], two["best_eval_return"]) == (9.5, 3.0)
     assert two["last_mean_return"] == 9.0
     assert listed(*root, "nothing") == {}
     # One that has no return yet comes last, though others have less than 0.
