@@ -232,8 +232,6 @@ def test_play_counts_no_episode_that_a_number_has_ended() -> None:
 
 def test_all_that_an_environment_remembers_begins_anew() -> None:
     class KeepingEnv(CartpoleEnv):
-        model_file = ShortEnv.model_file
-
         def setup(self) -> None:
             self.seen = self.add_state("seen", shared=True)
             self.sums = self.add_state("sums", reset="keep")
