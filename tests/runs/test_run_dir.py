@@ -27,9 +27,13 @@ def test_the_same_command_begins_continues_and_is_done(run: Run, tmp_path: Path)
     (tmp_path / "d").mkdir()
     (tmp_path / "d/notes.txt").write_text("mine")
     assert run(*command).returncode == 0
+    # As if killed after the last iteration.
+    write_record(tmp_path / "d", status="running", ended=None)
     done = run(*command)
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
     assert "nothing is left to do" in done.stdout
+    record = read_record(tmp_path / "d")
+    assert (record["status"], record["attempts"][0]["status"]) == ("finished", "finished")
     more = run(*command, "--agent.max-iterations", "8")
     assert more.returncode == 0, more.stderr
     assert [row["iteration"] for row in rows(tmp_path / "d")] == [*map(str, range(1, 9))]

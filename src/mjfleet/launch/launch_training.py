@@ -25,7 +25,7 @@ from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.resumed_attempt import undone_checkpoint
-from mjfleet.runs.run_directory import Attempt, RunDirectory, refuse_written
+from mjfleet.runs.run_directory import Attempt, RunDirectory, record_finished, refuse_written
 from mjfleet.runs.run_json import read_record
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.runs.task_snapshot import code_of_restart
@@ -95,6 +95,8 @@ def _attempt(
             is_first, total = plan.rank.rank == 0, plan.config.agent.max_iterations
             if resume and (resume.iteration or 0) >= total and not config.dry_run:
                 if is_first:
+                    if resume.run_dir:
+                        record_finished(resume.run_dir)
                     print_line(
                         f"nothing is left to do: {resume.checkpoint} has all {total} iterations; "
                         "raise --agent.max-iterations or --total-steps to train further"

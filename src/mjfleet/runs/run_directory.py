@@ -247,6 +247,15 @@ class RunDirectory:
         return id_of(self.path)
 
 
+def record_finished(run_dir: Path) -> None:
+    """Record that a run has finished whose process was killed after its last iteration."""
+    record = read_record(run_dir)
+    if record.get("status") == "running":
+        ended = {"status": "finished", "ended": now(), "iterations": completed_iterations(run_dir)}
+        *before, last = record["attempts"]
+        write_record(run_dir, **ended, attempts=[*before, last | ended])
+
+
 def written_in(folder: Path) -> list[Path]:
     """Return what a run, or a command about it, has written into its directory."""
     return [path for name in WRITTEN for path in sorted(folder.glob(name))]
