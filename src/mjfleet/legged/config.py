@@ -111,7 +111,7 @@ class WeightsConfig(Checked, flags="env.weights."):
 
 @dataclass(frozen=True, kw_only=True)
 class BipedWeights(WeightsConfig, flags="env.weights."):
-    """Those of `BipedEnv`, per second."""
+    """Weights of the reward terms of `BipedEnv`, per second."""
 
     swing: float = 3.0
     """Standing on one foot while the other swings, from `air_seconds` on for 0.3 s."""

@@ -20,6 +20,7 @@ from mjfleet.loggers.wandb_logger import WandbLogger
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.utils.console import in_a_line
 
+QUEUE_SIZE = 10_000  # Rows and files that may wait for a logger before newer ones are dropped.
 CLOSE_SECONDS = 30.0  # How long all loggers together may take to store the rest of a run.
 FAILED_SECONDS = 3.0  # The same after a failure, whose message the user waits for.
 
@@ -82,26 +83,32 @@ class LoggerGroup:
 class LoggerThread(Thread):
     """Runs a logger, so that training never waits for it.
 
-    A logger that fails or does not finish in time causes one warning.
+    Rows and files that do not fit into the queue are dropped and counted. A logger that fails, has
+    dropped something or does not finish in time causes a warning.
     """
 
     def __init__(self, name: str, wrapped: Logger) -> None:
         super().__init__(name=name, daemon=True)
         self.queue: SimpleQueue[Callable[[Logger], object] | None] = SimpleQueue()
-        self._logger, self._is_given_up = wrapped, False
+        self._logger, self._dropped, self._is_given_up = wrapped, 0, False
 
     def put(self, action: Callable[[Logger], object]) -> None:
-        """Queue an action for the logger, unless it has failed."""
+        """Queue an action for the logger, unless it has failed or its queue is full."""
         if self.ident is None:
             self.start()
-        if self.is_alive():
+        if self.is_alive() and self.queue.qsize() < QUEUE_SIZE:
             self.queue.put(action)
+        elif self.is_alive():
+            self._dropped += 1
 
     def end(self, seconds: float) -> None:
         """Wait until the logger is closed, at most for `seconds`. Then give it up."""
         try:
             self.join(seconds)
         finally:  # A second signal interrupts the wait.
+            if self._dropped:
+                warn = "%s was too slow for %d rows or files, which it lacks"
+                logger.warning(warn, self.name, self._dropped)
             if self.is_alive():
                 self._is_given_up = True
                 logger.warning("%s did not finish in time: %s", self.name, self._logger.abandon())

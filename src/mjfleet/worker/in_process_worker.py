@@ -19,6 +19,7 @@ from mjfleet.worker.worker_args import Outcome, WorkerArgs
 from mjfleet.worker.worker_main import run_worker
 
 LOOK_SECONDS = 1.0
+PRINT_SECONDS = 5.0  # How long printing why it hangs may take: its terminal may have no reader.
 
 
 @same_folder()
@@ -46,6 +47,7 @@ def train_in_process(
         while not over.wait(LOOK_SECONDS):
             # A rank that waits for another one is subject to the time-out of collectives.
             if detector.hangs() and not only_waits(stacks := _stacks()):
+                threading.Timer(PRINT_SECONDS, os._exit, (1,)).start()
                 seen = Failure.seen("Hang", hang_message(limit, stacks), args, rank, heartbeat)
                 hang = replace(seen, traceback=stacks)
                 for run_dir in run_dirs[-1:]:

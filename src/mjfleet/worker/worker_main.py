@@ -1,5 +1,6 @@
 """One worker's life, and how it ended. Imports nothing heavy before `train_worker` is called."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import prepare
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
+
+RELAY_SECONDS = 0.2  # Within this time the launcher copies rank 0's output into its log file.
 
 
 def run_worker(
@@ -38,6 +41,8 @@ def run_worker(
         # torchrun stops a worker that has lost another one, while it handles that.
         cause = error.__context__ if isinstance(error, Stopped) else error
         with stop.deferred(is_announced=False):
+            if args.terminal and rank.rank == 0:  # The failure holds the last lines of the log.
+                time.sleep(RELAY_SECONDS)
             failure = Failure.of(cause, args, rank, heartbeat) if cause else None
             if failure is None or (isinstance(error, Stopped) and not failure.is_secondary):
                 raise
