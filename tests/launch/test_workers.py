@@ -352,6 +352,14 @@ def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
     only_run(tmp_path)
 
 
+def test_the_last_lines_of_rank_0_are_in_its_record(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step="RANK or (print('last words'), 1 / 0)")
+    result = run("train", "noisy", "--cpu-workers", "2", "--run-dir", "d")
+    assert result.returncode == 1
+    record = json.loads((tmp_path / "d/failures/rank0.json").read_text())
+    assert (record["kind"], record["log"][-1]) == ("ZeroDivisionError", "last words")
+
+
 def test_the_first_worker_compiles_before_others_build(run: Run, tmp_path: Path) -> None:
     pause = "__import__('time').sleep(0.5)"
     write_noisy(tmp_path, setup=f"RANK or {pause}; open('order', 'a').write(str(RANK))")

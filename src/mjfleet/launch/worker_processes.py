@@ -38,7 +38,7 @@ STACKS_SECONDS = 3.0  # How long workers may take to write their stacks.
 
 
 class WorkerProcesses:
-    """This host's workers and torchrunx's agent, which run during the block; none is left after it."""
+    """This host's workers and torchrunx's agent, which run during the block; none outlives it."""
 
     def __init__(self, args: WorkerArgs) -> None:
         self._args, self._run_dir = args, Path(args.run_dir)
