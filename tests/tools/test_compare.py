@@ -19,7 +19,7 @@ from mjfleet.tools.report.curves import bootstrap
 from mjfleet.tools.report.results import as_cell
 
 from ..conftest import POISON, Output, Refusal, run_here
-from .browser import document_after_pointing
+from .browser import captions_after_pointing
 from .test_list_runs import write_run
 
 EVIL = "<img src=x onerror=alert(1)> & </script>"
@@ -222,9 +222,7 @@ def test_a_page_compares_runs_and_a_browser_draws_it(runs: list[str], tmp_path: 
     assert re.findall('data-column="(.*?)"', text) == ["mean_return", "task/error"]
     if shutil.which("chromium") is None:
         return
-    document = html5lib.parse(document_after_pointing(text, tmp_path), namespaceHTMLElements=False)
-    assert len(list(document.iter("canvas"))) == 2
-    captions = ["".join(caption.itertext()) for caption in document.iter("figcaption")]
+    captions = captions_after_pointing(page, tmp_path, curves=2)
     # The mean of the seeds there, and the other setting's value.
     name, mean, other, _, minutes = captions[0].split()
     assert name == "mean_return"

@@ -1,36 +1,20 @@
 """The page of `play --viewer web` in a real browser: what somebody moves there moves the robots."""
 
-import json
 import secrets
 import shutil
 import socket
-import subprocess
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from websockets.sync.client import connect
-from websockets.sync.connection import Connection
 
 from mjfleet.tools.play.web_viewer import show_in_browser
 
-from ..conftest import PATIENCE
+from .browser import browse, until
 from .test_play_realtime import play
 from .test_play_viewers import ClosedError
 
-ROW = """
-    const label = [...document.querySelectorAll("*")].find(
-        element => !element.children.length && element.textContent.trim() === {label});
-    let row = label;
-    while (!row.querySelector({control})) row = row.parentElement;
-    const control = row.querySelector({control});
-"""
-"""Finds what belongs to a label."""
 MIDDLE = "e => (box => [box.x + box.width / 2, box.y + box.height / 2])(e.getBoundingClientRect())"
 
 
@@ -102,64 +86,3 @@ def test_what_somebody_moves_on_the_page_moves_the_robots(
 def found(selector: str, text: str) -> str:
     """An expression for the element with a text."""
     return f"[...document.querySelectorAll('{selector}')].find(e => e.innerText === '{text}')"
-
-
-def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Wait for something."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never held"
-        time.sleep(0.1)
-
-
-class Page:
-    """A page in a browser, by the protocol of its developer tools."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection, self._calls = connection, 0
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        self._calls += 1
-        call = {"id": self._calls, "method": method, "params": parameters}
-        self._connection.send(json.dumps(call))
-        while (answer := json.loads(self._connection.recv(PATIENCE))).get("id") != self._calls:
-            pass  # An event.
-        return answer["result"]
-
-    def value(self, expression: str) -> Any:
-        """Of an expression in JavaScript."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    def of(self, label: str, control: str, expression: str) -> Any:
-        """The value of an expression of the `control`, a selector, beside a label."""
-        row = ROW.format(label=json.dumps(label), control=json.dumps(control))
-        return self.value(f"(() => {{ {row} return {expression}; }})()")
-
-    def text(self) -> str:
-        return self.value("document.body.innerText")
-
-    def click(self, x: float, y: float) -> None:
-        for what in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=what, x=x, y=y, button="left", clickCount=1)
-
-
-@contextmanager
-def browse(address: str, folder: Path) -> Iterator[Page]:
-    """A browser without a window, which shows an address."""
-    command = ["chromium", "--headless=new", "--no-sandbox", "--disable-dev-shm-usage",
-               "--disable-background-networking", "--enable-unsafe-swiftshader",
-               "--window-size=1280,1000", f"--user-data-dir={folder / 'browser'}",
-               "--remote-debugging-port=0", address]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as browser:
-        try:
-            port = folder / "browser" / "DevToolsActivePort"
-            until(lambda: port.exists() and bool(port.read_text()))
-            tools = f"http://localhost:{port.read_text().splitlines()[0]}/json/list"
-            with urllib.request.urlopen(tools, timeout=PATIENCE) as answer:
-                pages = [page for page in json.load(answer) if page["type"] == "page"]
-            with connect(pages[0]["webSocketDebuggerUrl"], max_size=None) as connection:
-                yield Page(connection)
-        finally:
-            browser.terminate()
