@@ -43,6 +43,8 @@ def test_a_short_name_counts_wherever_its_flag_does(tmp_path: Path) -> None:
     for total, flag in (("--total-envs", "--num-envs"), ("--total-steps", "--max_iterations")):
         with pytest.raises(UserError, match=f"{total}.*: give one"):
             configure([TASK, total, "4096", flag, "8", "--dry-run"])
+    with pytest.raises(UserError, match=r"--agent.wandb.notes is .*: add --agent.logger wandb"):
+        configure([TASK, "--agent.wandb.notes", "x", "--dry-run"])
 
 
 def test_help_and_completion_name_the_short_names(printed: Output) -> None:
@@ -76,16 +78,17 @@ TASKS = {"own": Task(summary="Own.", env=OwnConfig(), env_class="env:OwnEnv")}
 
 @pytest.mark.parametrize(
     ("flag", "ours"),
-    [("--learning-rate", "--agent.algorithm.learning-rate"), ("--resme", "--resume")],
-)
+    [("--learning-rate 3", "--agent.algorithm.learning-rate"), ("--resme 3", "--resume"),
+     ("--agent.tf32 False", "--agent.no-tf32")],
+)  # fmt: skip
 def test_an_unknown_flag_is_answered_by_a_similar_one(
     flag: str, ours: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        train([TASK, flag, "3", "--dry-run"])
+        train([TASK, *flag.split(), "--dry-run"])
     assert ended.value.code == 2
     answer = capsys.readouterr().err
-    assert re.search(rf"Perhaps you meant:.* {ours}[ ,]", answer, flags=re.DOTALL)
+    assert re.search(rf"(Perhaps you meant|write).* `?{ours}[ ,`]", answer, flags=re.DOTALL)
     assert answer.splitlines()[-1].startswith("docs/migrate.md says what replaces the flags")
 
 

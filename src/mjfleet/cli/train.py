@@ -104,6 +104,10 @@ def configure(arguments: Sequence[str]) -> Chosen:
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")
     if len(config.seeds) > 1 and "agent.seed" in typed:
         raise UserError("--seeds, which names the seeds, and --agent.seed: give one.")
+    unused = next((name for name in typed if name.startswith("agent.wandb.")), None)
+    if unused and "wandb" not in config.agent.logger:
+        flag = unused.replace("_", "-")
+        raise UserError(f"--{flag} is for Weights & Biases: add --agent.logger wandb.")
     config = settle(found, config, typed.__contains__)
     if sources.is_continued and sources.start.teacher != config.teacher:
         config = replace(config, teacher=None)  # The run has it in its configuration.

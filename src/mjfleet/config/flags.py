@@ -30,6 +30,8 @@ SHORT = {
     "agent.run_name": "run_name",
 }
 """Fields whose flags also have a short name: `--seed` is `--agent.seed`."""
+TRUTH = {"True", "False", "true", "false"}
+ON_OFF = "A flag that is on or off has no value: write `--agent.tf32` or `--agent.no-tf32`."
 
 
 def parse_flags(
@@ -63,7 +65,8 @@ def parse_flags(
         )  # fmt: skip
     except SystemExit as end:
         if end.code and prog.startswith(("train ", "play ")):
-            print(OTHER_STACKS, file=sys.stderr)
+            hints = [ON_OFF] * (not TRUTH.isdisjoint(words))
+            print(*hints, OTHER_STACKS, sep="\n", file=sys.stderr)
         raise
 
 
