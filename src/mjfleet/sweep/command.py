@@ -50,15 +50,15 @@ def sweep(argv: Sequence[str]) -> int:
     study = define_sweep(wanted, found, config, workers)
     from mjfleet.sweep.trials import run_trials
 
+    storage, is_new = wanted.storage, existing is None
+    if storage and not config.dry_run:  # Before anything is created.
+        storage = storage if "://" in storage else os.path.abspath(storage)
+        study.open(storage, folder_id, is_new)
     shares = divide_devices(config, os.environ, study.most, config.per_run)
     how = f"{wanted.metric}, {len(shares)} at once with {shares[0].size} each"
     print_line(f"{study.most} trials of {found.name} for {how}: {' '.join(wanted.try_)}")
     if config.dry_run:
         return 0
-    storage, is_new = wanted.storage, existing is None
-    if storage:  # Before anything is created.
-        storage = storage if "://" in storage else os.path.abspath(storage)
-        study.open(storage, folder_id, is_new)
     with closing(GroupFolder(found, config, existing and existing.path)) as group:
         if not storage:
             study.open(f"sqlite:///{group.path.resolve()}/study.db", folder_id, is_new)
