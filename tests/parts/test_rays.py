@@ -290,6 +290,7 @@ def test_a_video_shows_where_rays_hit(tmp_path: Path) -> None:
         ),
         ({"max_distance": 0.0}, r"max_distance is 0.0; it must be above 0"),
         ({"groups": (4, 5)}, r"no geom to hit is in the groups \(4, 5\); there are some in: 0, 1"),
+        ({"groups": (0, 7)}, "groups has 7; groups are 0 to 5"),
         ({"groups": (0, 3)}, r"geom 'shell' is in group 3\. Put all geoms of the robot"),
         ({"groups": (0, 2)}, r"geom 6 of body 'leg' is in group 2\. Put"),
     ],
