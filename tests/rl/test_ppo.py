@@ -263,6 +263,7 @@ def test_what_only_rsl_rl_has_takes_its_update_and_says_so_once(
     ):
         env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
         runner = Runner(env, config, "cpu", 1, found.load)
+        assert not capsys.readouterr().out  # A policy that is only played learns nothing.
         runner.train(lambda _: None, lambda: None)
         assert isinstance(runner.alg, PPO) == is_ours
         assert capsys.readouterr().out.count(what) == (0 if is_ours else 1)

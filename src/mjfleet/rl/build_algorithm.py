@@ -25,7 +25,6 @@ from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.captured import Capture
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.ppo import PPO
-from mjfleet.utils.console import print_line
 
 ALGORITHMS = {
     "ppo": "ppo:PPO",
@@ -61,13 +60,15 @@ def make_algorithm(
     if issubclass(kind, PPO):
         mirror = partial(mirror, env) if mirror and agent.algorithm.ties_weights else None
         settings |= {"capture": capture, "mirror": mirror}
-    elif collectives.rank == 0:
+        slower = ""
+    else:
         graphs = "; it captures no CUDA graphs" if capture else ""
         tied = "; networks are not equivariant" if agent.algorithm.ties_weights else ""
-        print_line(f"{slower}, which is slower{graphs}{tied}")
+        slower = f"{slower}, which is slower{graphs}{tied}"
     make = kind if issubclass(kind, Algorithm) else partial(_class("own"), kind)
     make = partial(make, **settings)
     alg = build_algorithm(make, env, agent, device, load, collectives, num_threads)
+    alg.slower = slower
     if isinstance(alg, PPO):
         loss_check.check(alg, env.get_observations())
     return alg

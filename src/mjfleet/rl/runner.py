@@ -32,6 +32,7 @@ from mjfleet.rl.replica_checksum import check_replicas, checksum
 from mjfleet.rl.runner_hook import RunnerHook
 from mjfleet.rl.simulation_warnings import SimulationWarnings, warning_values
 from mjfleet.sim.unread import Unread, first, read
+from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import check_fits
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,8 @@ class Runner:
         assert self.env.group_size == self.agent.algorithm.envs_per_group
         if self.agent.init_at_random_ep_len and not self.is_resumed:
             self.env.start_at_random_times()
+        if self.alg.slower and self.collectives.rank == 0:
+            print_line(self.alg.slower)
         self.alg.train_mode()
         hook = self._make_hook(self)
         if self.alg.is_distributed:
