@@ -79,7 +79,7 @@ TASKS = {"own": Task(summary="Own.", env=OwnConfig(), env_class="env:OwnEnv")}
 @pytest.mark.parametrize(
     ("flag", "ours"),
     [("--learning-rate 3", "--agent.algorithm.learning-rate"), ("--resme 3", "--resume"),
-     ("--agent.tf32 False", "--agent.no-tf32")],
+     ("--agent.tf32 False", "--agent.no-tf32"), ("--agent.tf32=true", "--agent.no-tf32")],
 )  # fmt: skip
 def test_an_unknown_flag_is_answered_by_a_similar_one(
     flag: str, ours: str, capsys: pytest.CaptureFixture[str]

@@ -65,7 +65,8 @@ def parse_flags(
         )  # fmt: skip
     except SystemExit as end:
         if end.code and prog.startswith(("train ", "play ")):
-            hints = [ON_OFF] * (not TRUTH.isdisjoint(words))
+            has_truth = any(word.rpartition("=")[2] in TRUTH for word in words)
+            hints = [ON_OFF] * has_truth
             print(*hints, OTHER_STACKS, sep="\n", file=sys.stderr)
         raise
 
