@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mjfleet.cli.train import configure
-from mjfleet.config import TrainConfig, from_dict, to_dict
+from mjfleet.config import TrainConfig, WandbConfig, from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import (
@@ -141,7 +141,9 @@ def test_without_a_state_folder_nothing_is_noted(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    begun = begin(tmp_path / "run", log_root="/data", env_var=["HOME=/data"])
+    # Of a run that logged to W&B once.
+    agent = replace(FOUND.defaults().agent, wandb=WandbConfig(project="p"))
+    begun = begin(tmp_path / "run", log_root="/data", env_var=["HOME=/data"], agent=agent)
     assert note_of(tmp_path / "run") is None
     # What a command begins by itself, such as the runs of a group, needs no more flags there.
     given = ("--config", str(tmp_path / "run/config.yaml"))

@@ -105,7 +105,8 @@ def configure(arguments: Sequence[str]) -> Chosen:
     if len(config.seeds) > 1 and "agent.seed" in typed:
         raise UserError("--seeds, which names the seeds, and --agent.seed: give one.")
     unused = next((name for name in typed if name.startswith("agent.wandb.")), None)
-    if unused and "wandb" not in config.agent.logger:
+    # Beside --config, groups and the Python API pass on whatever their configuration has.
+    if unused and not start.config and "wandb" not in config.agent.logger:
         flag = unused.replace("_", "-")
         raise UserError(f"--{flag} is for Weights & Biases: add --agent.logger wandb.")
     config = settle(found, config, typed.__contains__)
