@@ -360,6 +360,13 @@ def test_the_last_lines_of_rank_0_are_in_its_record(run: Run, tmp_path: Path) ->
     assert (record["kind"], record["log"][-1]) == ("ZeroDivisionError", "last words")
 
 
+def test_a_cause_that_cannot_be_recorded_is_printed(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step="RANK or (os.rename('d', 'e'), 1 / 0)")
+    result = run("train", "noisy", "--cpu-workers", "2", "--run-dir", "d")
+    assert result.returncode == 1
+    assert "ZeroDivisionError" in result.stderr
+
+
 def test_the_first_worker_compiles_before_others_build(run: Run, tmp_path: Path) -> None:
     pause = "__import__('time').sleep(0.5)"
     write_noisy(tmp_path, setup=f"RANK or {pause}; open('order', 'a').write(str(RANK))")

@@ -1,5 +1,6 @@
 """One worker's life, and how it ended. Imports nothing heavy before `train_worker` is called."""
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,8 +47,8 @@ def run_worker(
             failure = Failure.of(cause, args, rank, heartbeat) if cause else None
             if failure is None or (isinstance(error, Stopped) and not failure.is_secondary):
                 raise
-            if run_dirs:
-                failure.write(run_dirs[-1])
+            if run_dirs and not failure.write(run_dirs[-1]) and args.log_files:
+                print(failure.report, file=sys.stderr)  # The launcher cannot.
             if failure.is_secondary and rank.rank == 0 and not args.local:
                 failure = _cause_of(failure, run_dirs[0])
         return failure
