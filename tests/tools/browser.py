@@ -113,8 +113,14 @@ def browse(address: str, folder: Path, *flags: str) -> Iterator[Page]:
             port = folder / "browser" / "DevToolsActivePort"
             until(lambda: port.exists() and bool(port.read_text()))
             tools = f"http://localhost:{port.read_text().splitlines()[0]}/json/list"
-            with urllib.request.urlopen(tools, timeout=PATIENCE) as answer:
-                pages = [page for page in json.load(answer) if page["type"] == "page"]
+            pages: list[Any] = []
+
+            def is_open() -> bool:
+                with urllib.request.urlopen(tools, timeout=PATIENCE) as answer:
+                    pages[:] = [page for page in json.load(answer) if page["type"] == "page"]
+                return bool(pages)
+
+            until(is_open)
             with connect(pages[0]["webSocketDebuggerUrl"], max_size=None) as connection:
                 yield Page(connection)
         finally:
