@@ -1,10 +1,13 @@
 """A student imitates the policy of another run."""
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+
+import mjfleet
 
 from ..conftest import SMALL, Run, rows
 
@@ -76,6 +79,21 @@ def test_a_resumed_student_computes_what_one_without_interruption_does(
             assert done.returncode == 0, done.stderr
     whole, halved = (next(tmp_path.glob(f"logs/*/*_{name}")) for name in ("whole", "halved"))
     torch.testing.assert_close(weights(whole, 4), weights(halved, 4), rtol=0, atol=0)
+
+
+def test_iterate_imitates_the_teacher_of_a_runs_configuration(
+    teacher: Path, run: Run, tmp_path: Path
+) -> None:
+    command = ("train", TASK, *SAVING, *STUDENT, "--agent.max-iterations", "1")
+    assert run(*command, "--teacher", str(teacher)).returncode == 0
+    (config,) = tmp_path.glob("logs/*/*_student/config.yaml")
+    (iteration,) = mjfleet.iterate(TASK, config=config)
+    theirs = weights(teacher, 2)["actor"]
+    torch.testing.assert_close(iteration.runner.alg.critic.state_dict(), theirs, rtol=0, atol=0)
+    text = config.read_text()
+    config.write_text(re.sub("checkpoint: /.*", "checkpoint: null", text))
+    with pytest.raises(mjfleet.UserError, match="needs --teacher RUN"):
+        next(mjfleet.iterate(TASK, config=config))
 
 
 @pytest.mark.parametrize(

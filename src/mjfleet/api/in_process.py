@@ -21,6 +21,7 @@ from mjfleet.launch.launch_training import plan_size
 from mjfleet.registry import FoundTask
 from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.runner import Runner
+from mjfleet.runs.beginning import with_teacher
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.worker.gpu_settings import apply_settings
 
@@ -119,7 +120,7 @@ def iterate(
     """
     with ExitStack() as stack:
         found, chosen, devices = _choose(task, name, config, changes)
-        plan = plan_size(found, chosen, devices, {})
+        plan = plan_size(found, with_teacher(chosen), devices, {})
         device, config = plan.device, plan.config
         seed_everything(config.agent.seed)
         stack.enter_context(on_device(plan.engine, device))
@@ -127,6 +128,7 @@ def iterate(
         size = config.agent.algorithm.envs_per_group
         env = build_env(found, config, plan.engine, device, plan.threads, group_size=size)
         runner = Runner(env, config.agent, device, plan.threads, found.load)
+        runner.alg.take_teacher(config.agent)
         checkpointer = Checkpointer(runner, found.name, Path(), keep=None)
         for row in runner.iterations(lambda: None):
             yield Iteration(runner.current_learning_iteration, row, runner, checkpointer)
