@@ -441,6 +441,18 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
         "robot.urdf", text_of("robot.urdf", f"<robot name='a'>{PELVIS}</robot>"),
         "no body has a joint"
     ),
+    "a mistake below a comment": (
+        "robot.urdf",
+        text_of("robot.urdf", f"<!--\n-->\n<robot\nname='a'>{PELVIS}\n<joint name='a'/></robot>"),
+        f"line {5 + PELVIS.count(chr(10))}"
+    ),
+    "frames in a circle": (
+        "robot.urdf",
+        text_of("robot.urdf", '<robot name="a"><link name="a"/><link name="b"/><link name="c"/>'
+                f"{urdf_joint('on', 'a', 'b', '0 0 0')}{urdf_joint('to', 'b', 'c', '0 0 0')}"
+                f"{urdf_joint('back', 'c', 'b', '0 0 0')}</robot>"),
+        "body has multiple parents"
+    ),
     "a mesh is missing": (
         "robot.urdf", text_of("robot.urdf", BIPED), "'package://own_biped/meshes/shin.stl' in"
     ),

@@ -33,6 +33,7 @@ def read_robot(file: Path, target: Path) -> Robot:
     try:
         text = file.read_text(encoding="utf-8-sig")
         if "<robot" in text:
+            mujoco.MjSpec.from_string(text)  # Refuses mistakes with the lines of the file.
             urdf = ElementTree.fromstring(text)
             is_fixed = urdf.find("link[@name='world']") is not None
             if not is_fixed:
