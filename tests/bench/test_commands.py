@@ -30,7 +30,8 @@ def test_throughput_says_where_the_time_goes(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_startup_says_what_the_first_iteration_waits_for(run: Run, tmp_path: Path) -> None:
-    data = measured(run, tmp_path, "startup", "cartpole-balance", "--num-envs", "16")
+    flags = ("cartpole-balance", "--num-envs", "16", "--quiet")
+    data = measured(run, tmp_path, "startup", *flags)
     *helps, first = data["samples"]
     assert all(0 < sample["seconds"] < first["seconds"] for sample in helps)
     assert sum(first["phases"]) == pytest.approx(first["seconds"])

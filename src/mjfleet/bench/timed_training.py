@@ -78,7 +78,7 @@ def train_timed(
     the process to its report; and the process. Raises what `run_timed` does.
     """
     file, run_dir = scratch / "config.yaml", scratch / "run"
-    config = replace(config, log_root=str(scratch))
+    config = replace(config, log_root=str(scratch), max_restarts=0, quiet=False)
     write_config(file, found.name, config)
     words = [found.name, "--config", str(file), "--run-dir", str(run_dir)]
     words += placement_flags(config, found.defaults())

@@ -90,7 +90,7 @@ def _train(
     found: FoundTask, config: TrainConfig, num_envs: int, iterations: int, folder: Path
 ) -> Point:
     agent = replace(config.agent, max_iterations=iterations, logger=("none",))
-    config = replace(config.with_num_envs(num_envs), agent=agent, max_restarts=0, quiet=False)
+    config = replace(config.with_num_envs(num_envs), agent=agent)
     config = replace(config, video_interval=None, eval_interval=None)
     rows, child = train_timed(found, config, folder)
     speed = median(row["global_steps_per_second"] for row in rows[WARMUP:])
