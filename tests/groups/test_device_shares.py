@@ -44,6 +44,8 @@ def test_each_run_has_cores_of_its_own(
     found = divide_devices(config, {}, 20, per_run, num_gpus=4, cores=8)
     assert [share.threads for share in found] == threads
     assert not any(share.gpus for share in found)
+    sizes = {None: "all cores", 1: "1 core"}
+    assert {share.size for share in found} == {sizes.get(n, f"{n} cores") for n in threads}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ class Share:
     @property
     def size(self) -> str:
         """How much that is, which is the same for all shares."""
-        number, what = (len(self.gpus), "GPU") if self.gpus else (self.threads, "core")
+        number, what = (len(self.gpus), "GPU") if self.gpus else (self.threads or "all", "core")
         return f"{number} {what}" + ("" if number == 1 else "s")
 
     def __str__(self) -> str:
