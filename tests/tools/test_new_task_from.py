@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from mjfleet.legged.config import VelocityConfig
+from mjfleet.legged.config import RoughVelocityConfig, VelocityConfig
 from mjfleet.registry import discover
 from mjfleet.tools.check_task.examine import examine, on_native
 
@@ -282,6 +282,14 @@ def test_accelerations_of_joints_without_armature_cost_no_more_than_others(armat
     most = np.square(model.actuator_forcerange[:, 1] * model.dof_invweight0[6:]).sum()
     assert weight == (least if armature else pytest.approx(-24 / most, rel=0.5))
     assert least * most > -24 if armature else least * most < -24
+
+
+@pytest.mark.parametrize(("name", "legs"), [("quadruped", 0.32), ("biped", 0.66)])
+def test_rough_ground_is_as_high_as_legs_are_long(name: str, legs: float) -> None:
+    make_own(name)
+    config = discover({}).tasks[f"{name}-rough"].task.env
+    assert isinstance(config, RoughVelocityConfig)
+    assert config.terrain_scale == pytest.approx(legs / 0.4, rel=0.15)  # docs/tasks.md
 
 
 def test_a_heavy_robot_has_weights_that_are_not_0() -> None:
