@@ -276,6 +276,24 @@ def test_engines_that_disagree_are_found_by_the_command(
     assert len(mistakes) <= 3
 
 
+def test_engines_that_disagree_on_a_height_field_are_a_warning(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heights = " ".join(str(0.01 * (3 * i % 7)) for i in range(1600))
+    hills = f"""<asset><hfield name="hills" nrow="40" ncol="40" size=".6 .6 .02 .1"
+      elevation="{heights}"/></asset>\n  <worldbody>"""
+    table = 'type="plane" pos="0 0 -0.05" size="0.6 0.6 0.1"'
+    write_arm(here, model=[
+        ("<worldbody>", hills), (table, 'type="hfield" hfield="hills" pos="0 0 -0.03"'),
+        ('<flag contact="disable"/>', ""),
+    ])  # fmt: skip
+    capsys.readouterr()
+    assert mjfleet(["check-task", "arm"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "differs" in line)
+    assert line.startswith("warning: ")
+    assert "height field" in line
+
+
 def test_what_warp_lacks_is_found_and_keeps_a_run_from_beginning(run: Run, here: Path) -> None:
     write_arm(here, model=[("<flag ", '<flag fwdinv="enable" ')])
     lacks = "MuJoCo-Warp cannot simulate this model: mjENBL_FWDINV is unsupported."

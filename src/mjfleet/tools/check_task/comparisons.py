@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+import mujoco
 import torch
 
 from mjfleet.sim.simulation import CONSTANTS, STATE_FIELDS, Simulation
@@ -136,11 +137,19 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
     if any(is_signal for _, is_signal, _ in found):
         step, _, name = first = min(found)  # Others may follow from that.
         when = f"after {step} steps" if step else "at the start"
+        model = one.env.sim.model
+        collide = model.geom_contype | model.geom_conaffinity
+        has_heights = bool(collide[model.geom_type == mujoco.mjtGeom.mjGEOM_HFIELD].any())
+        heights = (
+            "on a height field, MuJoCo-Warp keeps four contacts of a geom and MuJoCo all, so that "
+            "flat feet differ: play with the engine that trained. Otherwise "
+        )
         yield Finding(
             f"{name}{columns((found[first] > 0).any(dim=0))}: differs between the engines {when}, "
-            f"by up to {float(found[first].max()):.2g}; draw random numbers with self.uniform and "
-            "self.normal, let no number depend on a dtype or a device, and see docs/tasks.md for "
-            "what each field holds when it is read"
+            f"by up to {float(found[first].max()):.2g}; {heights * has_heights}draw random numbers "
+            "with self.uniform and self.normal, let no number depend on a dtype or a device, and "
+            "see docs/tasks.md for what each field holds when it is read",
+            is_sure=not has_heights,
         )
 
 
