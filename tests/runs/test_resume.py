@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -278,6 +279,12 @@ def test_a_run_continues_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     assert result.returncode == 0
     assert "nothing is left to do" in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+    # The steps that a file has learned from are known wherever it is.
+    file = shutil.copy(run_dir / "checkpoints" / "model_6.pt", tmp_path / "policy.pt")
+    longer = ("--resume", str(file), "--total-steps", str(6 * 128 + 1), "--dry-run")
+    result = run("train", TASK, *SMALL, "--env.num-envs", "32", *longer)
+    assert "7 iterations, of 256 steps each" in result.stdout, result.stderr
 
 
 def test_a_run_names_its_task_however_it_is_named(

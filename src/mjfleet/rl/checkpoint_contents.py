@@ -114,7 +114,8 @@ class Checkpointer:
         }
         iteration = runner.current_learning_iteration
         state = runner.alg.save() | {"iter": iteration, "infos": None, OWN: own}
-        about = {"iteration": iteration, **task, "networks": describe_networks(runner)}
+        counts = {"iteration": iteration, "total_steps": runner.total_steps}
+        about = {**counts, **task, "networks": describe_networks(runner)}
         return files.pack_checkpoint(state, about)
 
     def resume(

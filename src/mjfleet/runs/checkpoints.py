@@ -34,8 +34,13 @@ def iteration_of(path: Path) -> int | None:
 def iterations_done(checkpoint: Path) -> int | None:
     """Return the iterations done in a checkpoint, which its name or the file tells; else None."""
     number = iteration_of(checkpoint)
-    number = about(checkpoint).get("iteration") if number is None else number
-    return number if type(number) is int and 0 <= number < 10**12 else None
+    return counted(checkpoint, "iteration") if number is None else number
+
+
+def counted(checkpoint: Path, what: str) -> int | None:
+    """Return a number of things that a checkpoint says of itself, or None if it does not."""
+    number = about(checkpoint).get(what)
+    return number if type(number) is int and 0 <= number < 10**15 else None
 
 
 def why_damaged(checkpoint: Path) -> str | None:
@@ -51,7 +56,8 @@ def why_damaged(checkpoint: Path) -> str | None:
 
 
 def about(checkpoint: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of itself: `iteration`, `task`, `task_hash`, `networks`.
+    """Return what a checkpoint says of itself: `iteration`, `total_steps`, `task`, `task_hash`,
+    `networks`.
 
     Empty if it says nothing, as those of earlier versions and of rsl_rl, or cannot be read.
     """
