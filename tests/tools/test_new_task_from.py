@@ -153,6 +153,8 @@ def test_robots_on_legs_stand_in_their_home() -> None:
         data, height = stand(model, seconds)
         assert height > 0.9
         assert data.xmat[model.jnt_bodyid[0], 8] > 0.98
+        advice = Path("tasks", name, "README.md").read_text()
+        assert ("until it topples" in advice) == (name == "biped")
 
 
 def test_legs_bend_as_their_ranges_let_them_with_feet_below_hips() -> None:
