@@ -22,6 +22,7 @@ from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.runs.checkpoints import INIT, counted
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.resumed_attempt import undone_checkpoint
 from mjfleet.runs.run_directory import Attempt, RunDirectory, record_finished, refuse_written
@@ -149,8 +150,11 @@ def plan_size(
         return plan
     iterations = steps = 0
     if resume and resume.checkpoint and resume.iteration:
-        iterations, known = resume.iteration, counted(resume.checkpoint, "total_steps")
-        steps = iterations * each if known is None else known
+        iterations, steps = resume.iteration, counted(resume.checkpoint, "total_steps") or 0
+        if not steps:  # Those of earlier versions do not say it.
+            metrics = resume.checkpoint.absolute().parent.parent / METRICS_FILE
+            rows = read_rows(metrics, iterations)[1]
+            steps = int((value(rows[-1], "total_steps") if rows else None) or iterations * each)
     iterations += max(0, math.ceil((total - steps) / each))
     agent = replace(plan.config.agent, max_iterations=iterations)
     notes = (*plan.notes, f"--total-steps {total}: {iterations} iterations, of {each} steps each")
