@@ -419,6 +419,14 @@ def test_an_mjcf_with_includes_and_folders_of_meshes_becomes_one_file(tmp_path: 
     assert model.nlight == 1
 
 
+def test_comments_and_tags_of_other_programs_may_be_as_mujoco_reads_them() -> None:
+    comment = "<!-- ---- from <robot> ---- -->"
+    assert model_of(make_of(HAND.replace("<worldbody>", comment + "<worldbody>"), "hand")).nu
+    text = urdf_arm().replace('<mesh filename="meshes/link.obj"/>', '<sphere radius="0.04"/>')
+    text = text.replace("</robot>", f"{comment}<sensor:camera>0</sensor:camera></robot>")
+    assert model_of(make_of(text, kind="urdf")).nu == 4
+
+
 def test_what_is_written_is_formatted_and_has_no_lint(tmp_path: Path) -> None:
     for name, file in write_robots(tmp_path / "sources").items():
         make(name, file)

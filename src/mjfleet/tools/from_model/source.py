@@ -11,6 +11,10 @@ import mujoco
 from mjfleet.errors import UserError
 from mjfleet.tools.from_model.robot import Robot
 
+COMMENT = re.compile("<!--.*?-->", re.DOTALL)
+PREFIX = re.compile(r"(</?\w+):")
+"""Of a tag of another program, such as Gazebo; files may leave it undeclared."""
+INCLUDE = re.compile(r"""<(include|model)\s[^>]*?\bfile\s*=\s*["'](.+?)["']""")
 AS_IT_IS = {"fusestatic": "false", "discardvisual": "false", "strippath": "false"}
 """With these, a URDF's feet keep their names, the root its inertia, and meshes their folders."""
 
@@ -31,10 +35,9 @@ def read_robot(file: Path, target: Path) -> Robot:
     questions, warnings, is_fixed = list[str](), list[str](), False
     mujoco.set_mju_user_warning(warnings.append)
     try:
-        text = file.read_text(encoding="utf-8-sig")
-        if "<robot" in text:
+        if "<robot" in (text := _read(file)):
             mujoco.MjSpec.from_string(text)  # Refuses mistakes with the lines of the file.
-            urdf = ElementTree.fromstring(text)
+            urdf = ElementTree.fromstring(PREFIX.sub(r"\1.", text))
             is_fixed = urdf.find("link[@name='world']") is not None
             if not is_fixed:
                 questions += _stand_on_world(urdf)
@@ -53,15 +56,20 @@ def read_robot(file: Path, target: Path) -> Robot:
     return Robot(spec, questions, is_fixed)
 
 
+def _read(file: Path) -> str:
+    """Return a model without comments, in which MuJoCo, but not ElementTree, allows `--`."""
+    text = file.read_text(encoding="utf-8-sig")
+    return COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
+
+
 def _refuse_outside(file: Path, folder: Path) -> None:
     """Raise UserError if a model includes a file that is not in `folder`, or one that does."""
-    for element in ElementTree.parse(file).iter():
-        if element.tag in ("include", "model") and (name := element.get("file")):
-            path = folder / name
-            if not path.resolve().is_relative_to(folder):
-                raise UserError(f"{file}: <{element.tag}>: {name!r} leaves {folder}.")
-            if path.is_file():
-                _refuse_outside(path, folder)
+    for tag, name in INCLUDE.findall(_read(file)):
+        path = folder / name
+        if not path.resolve().is_relative_to(folder):
+            raise UserError(f"{file}: <{tag}>: {name!r} leaves {folder}.")
+        if path.is_file():
+            _refuse_outside(path, folder)
 
 
 def _copy_assets(spec: mujoco.MjSpec, file: Path, target: Path) -> None:
