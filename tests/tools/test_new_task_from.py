@@ -400,10 +400,14 @@ def test_meshes_are_found_beside_the_file_and_copied_in_their_folders(tmp_path: 
     assert model_of(make_of(deep, "arm", "urdf")).nmesh == 1
 
 
-def test_an_mjcf_with_includes_and_folders_of_meshes_becomes_one_file(tmp_path: Path) -> None:
-    write_stl(tmp_path / "assets/deep/shell.stl")
-    text = HAND.replace("<worldbody>", '<compiler meshdir="assets"/><asset><mesh name="shell" '
-                        'file="deep/shell.stl"/></asset><worldbody>')  # fmt: skip
+@pytest.mark.parametrize("stripped", ["", 'strippath="true" '])
+def test_an_mjcf_with_includes_and_folders_of_meshes_becomes_one_file(
+    tmp_path: Path, stripped: str
+) -> None:
+    mesh = "assets/shell.stl" if stripped else "assets/deep/shell.stl"
+    write_stl(tmp_path / mesh)
+    text = HAND.replace("<worldbody>", f'<compiler {stripped}meshdir="assets"/><asset><mesh '
+                        'name="shell" file="deep/shell.stl"/></asset><worldbody>')  # fmt: skip
     text = text.replace('<geom type="box" size="0.04 0.04 0.015" mass="0.3"/>',
                         '<geom type="mesh" mesh="shell" mass="0.3"/>')  # fmt: skip
     (tmp_path / "hand.xml").write_text(text)
@@ -413,7 +417,7 @@ def test_an_mjcf_with_includes_and_folders_of_meshes_becomes_one_file(tmp_path: 
     )
     folder = make("hand", tmp_path / "scene.xml")
     model = model_of(folder)
-    assert (folder / "assets/deep/shell.stl").is_file()
+    assert (folder / mesh).is_file()
     assert model.nmesh == 1
     assert (model.geom_type == mujoco.mjtGeom.mjGEOM_PLANE).sum() == 1
     assert model.nlight == 1

@@ -101,6 +101,7 @@ def _copy_assets(spec: mujoco.MjSpec, file: Path, target: Path) -> None:
         for side, name in enumerate(texture.cubefiles):
             texture.cubefiles[side] = copied(name, *where)
     spec.meshdir = spec.texturedir = ""
+    spec.strippath = False
 
 
 def _find(folder: Path, named: str) -> Path | None:
