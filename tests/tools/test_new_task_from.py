@@ -396,7 +396,8 @@ def test_meshes_are_found_beside_the_file_and_copied_in_their_folders(tmp_path: 
     assert copies == ["collision/link.obj", "visual/link.obj"]
     assert model_of(folder).nmesh == 2
     # A package with other folders, of which only the meshes were copied beside the file.
-    deep = urdf_arm("package://other/deep/link.obj")
+    write_obj(tmp_path / "meshes/deep.obj")
+    deep = urdf_arm("package://other/deep/deep.obj")
     assert model_of(make_of(deep, "arm", "urdf")).nmesh == 1
 
 
@@ -490,6 +491,14 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
             write_stl(folder / "meshes/a.dae"),
         ],
         "no decoder found for mesh file 'meshes/a.dae'"
+    ),
+    "a mesh that is in two folders": (
+        "robot.xml",
+        lambda folder: [
+            text_of("robot.xml", '<mujoco>\n<asset><mesh file="a.stl"/></asset></mujoco>')(folder),
+            write_stl(folder / "arm/a.stl"), write_stl(folder / "hand/a.stl"),
+        ],
+        "line 2: 'a.stl' may be any of arm/a.stl, hand/a.stl"
     ),
     "../ of a URDF": (
         "robot.urdf", text_of("robot.urdf", urdf_arm("../outside.stl")), r"no file '../outside.stl'"

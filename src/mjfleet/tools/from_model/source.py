@@ -80,12 +80,18 @@ def _copy_assets(spec: mujoco.MjSpec, file: Path, target: Path) -> None:
         """Return the path of the copy; nothing if no file is named."""
         if not name:
             return name
-        path = _find(folder, name if ":" in name else f"{directory}/{name}")
-        if path is None:
+        found = _find(folder, name if ":" in name else f"{directory}/{name}")
+        if not found:
             raise UserError(
                 f"{file}: {where}: there is no file {name!r} in {folder}, which must hold all that "
                 "the model names."
             )
+        if len(found) > 1:
+            files = ", ".join(str(path.relative_to(folder)) for path in found)
+            raise UserError(
+                f"{file}: {where}: {name!r} may be any of {files}; name it by its path in {folder}."
+            )
+        (path,) = found
         if not path.resolve().is_relative_to(folder):
             raise UserError(f"{file}: {where}: {name!r} leaves {folder}.")
         copy = target / path.relative_to(folder)
@@ -104,13 +110,15 @@ def _copy_assets(spec: mujoco.MjSpec, file: Path, target: Path) -> None:
     spec.strippath = False
 
 
-def _find(folder: Path, named: str) -> Path | None:
-    """Return the file in a folder that a model names by its path or the end of it, so that packages
-    and paths may be those of another machine."""
+def _find(folder: Path, named: str) -> list[Path]:
+    """Return the files in a folder, or in the folders in it, that a model can mean by a path or the
+    end of it, since packages and paths may be those of another machine."""
     parts = [part for part in re.sub(r"^\w+:/", "", named).split("/") if part not in ("", "..")]
-    places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-    paths = (place.joinpath(*parts[i:]) for i in range(len(parts)) for place in places)
-    return next((path for path in paths if path.is_file()), None)
+    beside = sorted(path for path in folder.iterdir() if path.is_dir())
+    ends = [Path(*parts[i:]) for i in range(len(parts))]
+    found = ([place / end for place in places] for end in ends for places in ([folder], beside))
+    files = ([path for path in paths if path.is_file()] for paths in found)
+    return next((some for some in files if some), [])
 
 
 def _stand_on_world(urdf: Element) -> list[str]:
