@@ -222,6 +222,15 @@ def test_a_run_is_saved_and_stops_when_its_program_is_killed(how: str, rail: Pat
     stopped(rail)
 
 
+@pytest.mark.slow
+def test_a_program_that_is_killed_at_once_leaves_no_files(rail: Path) -> None:
+    text = "mjfleet.train(RailEnv, background=True, **SHORT); os.kill(os.getpid(), 9)"
+    with program(rail, BEGIN + text) as process:
+        process.communicate()
+    assert process.returncode == -9
+    assert wait_until(lambda: not [*rail.rglob("*mjfleet-*")], PATIENCE)
+
+
 def test_tasks_are_those_of_the_command(tmp_path: Path) -> None:
     assert "Keep a pole upright" in mjfleet.tasks()["cartpole-balance"]
     with pytest.raises(mjfleet.UserError, match="--tasks-dir names"):

@@ -111,12 +111,14 @@ def main() -> None:
     When this process's parent is gone, training saves and stops; other commands end at once.
     """
     folder = sys.argv.pop(1)
-    if sys.argv[1] == "train":
-        stop_with_parent(int(os.environ[PARENT_VARIABLE]))
-    else:
-        die_with_parent()
-    del os.environ[PARENT_VARIABLE]  # Curves are drawn: somebody looks at them.
     try:
+        # Until training handles it, SIGTERM would end this process before it removes the folder.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        if sys.argv[1] == "train":
+            stop_with_parent(int(os.environ[PARENT_VARIABLE]))
+        else:
+            die_with_parent()
+        del os.environ[PARENT_VARIABLE]  # Curves are drawn: somebody looks at them.
         run_and_exit(mjfleet)
     finally:
         if folder:
