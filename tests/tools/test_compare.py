@@ -230,6 +230,17 @@ def test_a_page_compares_runs_and_a_browser_draws_it(runs: list[str], tmp_path: 
     assert float(other) == pytest.approx(6 * float(minutes) - 1, rel=0.05)
 
 
+def test_a_forks_minutes_are_its_own(here: Path) -> None:
+    """Its steps include those of the run from whose checkpoint it has begun."""
+    metrics = trained(Path("logs/cartpole/fork"), [1.0, 2.0, 3.0, 4.0]) / "metrics.csv"
+    header, _, _, *own = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([header, *own]))
+    assert run_here("report", "fork") == 0
+    (curves,) = entries(Path("logs/cartpole/fork/report.html"))
+    assert curves["million steps"] == [[0.003, 0.004]]
+    assert curves["minutes"] == [pytest.approx([1 / 6, 2 / 6])]
+
+
 def test_runs_become_pictures(runs: list[str]) -> None:
     assert run_here("plot", "seed_1") == 0
     pixels = image.imread("logs/cartpole/ab/seed_1/plots/curves.png")

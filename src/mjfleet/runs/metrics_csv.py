@@ -77,8 +77,12 @@ def completed_iterations(run_dir: Path) -> int:
 
 
 def seconds_spent(rows: Rows) -> list[float]:
-    """Return the seconds of training up to the end of each row's iteration, without pauses."""
-    steps = [0.0, *(value(row, "total_steps") or 0.0 for row in rows)]
+    """Return the seconds of training up to the end of each row's iteration, without pauses.
+
+    There is at least one row. What another run has trained, from which this one began, is left out.
+    """
+    steps = [value(row, "total_steps") or 0.0 for row in rows]
+    steps.insert(0, steps[0] * (1.0 - 1.0 / float(rows[0]["iteration"])))
     seconds = (
         # The total may decrease where a run continued with fewer environments.
         max(0.0, now - before) / max(1.0, value(row, "global_steps_per_second") or 0.0)
