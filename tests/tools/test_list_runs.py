@@ -45,6 +45,10 @@ def test_the_newest_comes_first_and_the_best_return_may_not_be_the_last(
     runs = listed()
     assert list(runs) == ["b/1", "a/2"]
     one = runs["b/1"]
+    checkpoints = here / "logs/b/1/checkpoints"
+    (checkpoints / "model_3.pt").write_bytes(bytes(5_000_000))
+    os.link(checkpoints / "model_3.pt", checkpoints / "final_model.pt")  # As training does.
+    assert listed()["b/1"]["bytes"] == one["bytes"] + 5_000_000
     assert (one["last_mean_return"], one["best_mean_return"], one["iterations"]) == (2.5, 3.5, 3)
 
 

@@ -140,13 +140,15 @@ def _status(folder: Path, record: dict[str, Any]) -> str:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return the size of all files in a folder, which may come and go meanwhile."""
-    total = 0
+    """Return the size of all files in a folder, which may come and go meanwhile; one with two names
+    counts once."""
+    sizes = dict[int, int]()
     for here, _, files in os.walk(folder):
         for name in files:
             with suppress(FileNotFoundError):
-                total += Path(here, name).lstat().st_size
-    return total
+                about = Path(here, name).lstat()
+                sizes[about.st_ino] = about.st_size
+    return sum(sizes.values())
 
 
 def _count(number: Any) -> int:
