@@ -100,6 +100,7 @@ expect({
 assert not Path("logs").exists()
 
 failed = fail(env=FragileConfig(num_envs=32, episode_seconds=0.2, breaks_on="0")).run
+expect({"a object; a": lambda: failed.resume(FragileEnv, env={"breaks_on": object()})})
 # What the class uses may change: it is that of this moment, here and in workers.
 mend()
 run = failed.resume(FragileEnv)

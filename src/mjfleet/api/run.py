@@ -187,11 +187,10 @@ class Run:
             where = {"log_root": str(log_root), "run_dir": changes.get("run_dir")}
             run_dir = new_run_dir(from_dict(TrainConfig(), {**where, "agent": names}))
             changes |= {"fork": True, "run_dir": run_dir}
-        folder = None
+        command, folder = ["train", self.task, "--resume", str(self.path), *as_flags(changes)], None
         if isinstance(own, ClassTask):
             folder = folder_of(own.files(), log_root)
-            changes["tasks_dir"] = folder / "tasks"
-        command = ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
+            command += ["--tasks-dir", str(folder / "tasks")]
         process = CommandProcess(command, not background, folder)
         return Run.of_process(process, run_dir, background)
 
