@@ -15,8 +15,10 @@ from learning import mean_line
 from mjfleet.bench.benchmark import Options, Setup, run_script
 from mjfleet.bench.result import Cell, Result, Spread, Table, our_commit, show
 from mjfleet.bench.timed_training import run_timed, train_timed
+from mjfleet.config.train_config import decides_learning
 from mjfleet.config.validation import MOST, Count, between
 from mjfleet.errors import UserError
+from mjfleet.runs.config_yaml import differences
 from mjfleet.tools.report.logged_run import STEPS
 from mjfleet.tools.report.picture import Panel, draw
 from mjfleet.utils.child_process import python_module
@@ -58,9 +60,14 @@ class ReferenceOptions(Options):
 def reference(setup: Setup, options: ReferenceOptions) -> Result:
     """Train the task with several seeds, and play each policy.
 
-    UserError if the file in the output folder that this is added to holds something else.
+    UserError if the flags change the task's own settings, or the file in the output folder that
+    this is added to holds something else.
     """
     name, folder = setup.found.name, Path(options.output)
+    changed = filter(decides_learning, differences(setup.base, setup.found.defaults()))
+    if flag := next(changed, None):
+        flag = flag.replace("_", "-")
+        raise UserError(f"--{flag}: reference runs have the task's own settings; leave it out.")
     measured_before(folder)  # Raises before anything is trained.
     seeds = iter(range(options.seed, options.seed + options.repeats))
     keys = [{"task": name}]

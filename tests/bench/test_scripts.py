@@ -122,6 +122,7 @@ def mjlabs_reward(env: Any, cart_cfg: Any, hinge_cfg: Any) -> torch.Tensor:
         ("gpu.py", [], "--gpu-ids 0: "),
         ("learning.py", ["--until", "x = 1"], "task/velocity_error <"),
         ("reference.py", ["--output", "."], "reference.json is no"),
+        ("reference.py", ["--agent.algorithm.num-mini-batches", "2"], "num-mini-batches: "),
     ],
 )
 def test_a_mistake_is_told_and_leaves_nothing(
