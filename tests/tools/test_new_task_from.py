@@ -549,6 +549,16 @@ def test_what_cannot_be_read_is_one_message_and_leaves_nothing(
     assert re.search(message, refusal("new-task", "robot", "--from", file))
 
 
+def test_a_folder_that_cannot_hold_all_files_is_removed(tmp_path: Path, refusal: Refusal) -> None:
+    mesh = f"{'m' * 240}.obj"
+    write_obj(tmp_path / mesh)
+    Path("robot.urdf").write_text(urdf_arm(mesh))
+    root = "/".join(["d" * 240] * 16)  # With the mesh, longer than a path can be.
+    Path(root).mkdir(parents=True)
+    message = refusal("new-task", "arm", "--from", "robot.urdf", "--tasks-dir", root)
+    assert "cannot be made: [Errno 36] File name too long" in message
+
+
 def test_a_folder_that_exists_is_refused(tmp_path: Path, refusal: Refusal) -> None:
     file = write_robots(tmp_path / "sources")["arm"]
     (tmp_path / "tasks/arm").mkdir(parents=True)

@@ -54,7 +54,12 @@ def write_task(
         for template in (f"{kind}config.py", f"{kind}env.py", "README.md"):
             text = templates.get_template(f"{template}.jinja").render(values)
             (place / template.removeprefix(kind)).write_text(text, encoding="utf-8")
-        shutil.copytree(place, folder)
+        try:
+            shutil.copytree(place, folder)
+        except shutil.Error as error:  # Once the folder is there; others come before.
+            shutil.rmtree(folder)
+            (_, _, why), *_ = error.args[0]
+            raise UserError(f"{folder} cannot be made: {why}") from None
     lines = [f"wrote {path}" for path in sorted(folder.rglob("*")) if path.is_file()]
     lines += [f"added: {text}" for text in robot.added]
     return lines + [f"to answer: {text}" for text in robot.questions]
