@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import mjfleet
 from mjfleet.cli.train import train
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import INIT
 
-from ..conftest import SMALL, Run, rows
+from ..conftest import SMALL, TESTS, Run, rows
 
 TASK, OTHER = "cartpole-balance", "cartpole-swingup"
 TWO = (*SMALL, "--agent.max-iterations", "2", "--plain")
@@ -21,6 +22,19 @@ STILL = ("--agent.algorithm.schedule", "fixed", "--agent.algorithm.learning-rate
 def networks(checkpoint: Path) -> dict[str, dict[str, torch.Tensor]]:
     state = torch.load(checkpoint, weights_only=True)
     return {name: state[f"{name}_state_dict"] for name in ("actor", "critic")}
+
+
+def test_iterate_begins_with_the_networks_that_the_configuration_names() -> None:
+    still = {"algorithm": {"schedule": "fixed", "learning_rate": 1e-12}, "max_iterations": 1}
+    settings = {"agent": still, "env": {"num_envs": 8}, "gpu_ids": None}
+    base = TESTS / "data/cartpole-balance-9159368"
+    (iteration,) = mjfleet.iterate(TASK, config={"init_from": str(base)}, **settings)
+    theirs = networks(base / "checkpoints/model_3.pt")["actor"]
+    ours = iteration.runner.alg.actor.state_dict()
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert iteration.metrics["total_steps"] == 8 * 32
+    with pytest.raises(UserError, match="--init-from nowhere does not exist"):
+        next(mjfleet.iterate(TASK, init_from="nowhere", **settings))
 
 
 @pytest.mark.slow

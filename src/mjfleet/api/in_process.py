@@ -20,14 +20,16 @@ from mjfleet.launch.launch_plan import make_plan
 from mjfleet.launch.launch_training import plan_size
 from mjfleet.registry import FoundTask
 from mjfleet.rl.checkpoint_contents import Checkpointer
+from mjfleet.rl.checkpoint_files import read_checkpoint
+from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
-from mjfleet.runs.beginning import with_teacher
+from mjfleet.runs.beginning import begin_from, with_teacher
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.worker.gpu_settings import apply_settings
 
 OF_TRAIN = frozenset(field.name for field in fields(LaunchConfig)) - {
     *("gpu_ids", "cpu_threads", "engine", "numa", "deterministic", "total_envs", "total_steps"),
-    *("log_root", "tasks_dir", "on_nan"),
+    *("log_root", "tasks_dir", "on_nan", "init_from"),
 }
 """Fields of the configuration that have no meaning for one worker in this process."""
 
@@ -120,7 +122,9 @@ def iterate(
     """
     with ExitStack() as stack:
         found, chosen, devices = _choose(task, name, config, changes)
-        plan = plan_size(found, with_teacher(chosen), devices, {})
+        chosen = with_teacher(chosen)
+        start, chosen = begin_from(chosen) if chosen.init_from else (None, chosen)
+        plan = plan_size(found, chosen, devices, {})
         device, config = plan.device, plan.config
         seed_everything(config.agent.seed)
         stack.enter_context(on_device(plan.engine, device))
@@ -128,6 +132,9 @@ def iterate(
         size = config.agent.algorithm.envs_per_group
         env = build_env(found, config, plan.engine, device, plan.threads, group_size=size)
         runner = Runner(env, config.agent, device, plan.threads, found.load)
+        if start:
+            state = read_checkpoint(start.policy)
+            take_networks(runner, start.policy, state, str(config.init_from))
         runner.alg.take_teacher(config.agent)
         checkpointer = Checkpointer(runner, found.name, Path(), keep=None)
         for row in runner.iterations(lambda: None):
