@@ -199,6 +199,8 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
     # Shapes and exceptions.
     ([('"critic": state}', '"critic": state[:, 0]}')],
      [r"ArmEnv.observe\(\)\['critic'\] is \(32,\)"]),
+    ([('"critic": state}', '"critic": state[:, : 8 - int(self.episode_length_buf[0] > 3)]}')],
+     [r"ArmEnv.observe\(\)\['critic'\] changes its size"]),
     ([("0.2 * speeds", "speeds.sqrt()")],
      [r"observe\(\)\['actor'\] columns 4, 5: not finite in .* of steps with",
       r"observe\(\)\['critic'\] columns 4, 5: not finite in .* of steps with"]),

@@ -11,6 +11,7 @@ from mujoco import mjtJoint
 from mjfleet.config import AgentConfig
 from mjfleet.env.environment import Env
 from mjfleet.env.random_numbers import random_states, restore_random_states
+from mjfleet.errors import UserError
 from mjfleet.sim.simulation import STATE_FIELDS
 
 Outcome = dict[str, torch.Tensor]
@@ -119,6 +120,9 @@ def roll(env: Env[Any], actions: torch.Tensor) -> Outcome:
 
     The first row of what is returned is the present state, before any step. Observations are those
     after resets, states those before.
+
+    Raises:
+        UserError: an observation is missing, or has another size than at first.
     """
 
     def kept(value: torch.Tensor) -> torch.Tensor:
@@ -141,6 +145,9 @@ def roll(env: Env[Any], actions: torch.Tensor) -> Outcome:
         _, _, dones, extras = env.step(action.to(env.device))
         rows.append(row(states[-1], dones & ~extras["time_outs"]))
     del env.before_reset
+    for name, first in rows[0].items():
+        if any(name not in row or row[name].shape != first.shape for row in rows):
+            raise UserError(f"{type(env).__name__}.{name} changes its size; it must stay the same.")
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
