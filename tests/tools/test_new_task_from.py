@@ -153,6 +153,7 @@ def test_robots_on_legs_stand_in_their_home() -> None:
         data, height = stand(model, seconds)
         assert height > 0.9
         assert data.xmat[model.jnt_bodyid[0], 8] > 0.98
+        assert (model.geom_group[model.geom_bodyid > 0] > 0).all()  # Rays see the ground, in 0.
         advice = Path("tasks", name, "README.md").read_text()
         assert ("until it topples" in advice) == (name == "biped")
 

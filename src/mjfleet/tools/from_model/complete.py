@@ -122,9 +122,16 @@ def _let_it_stand(robot: Robot) -> None:
 
 
 def _separate(robot: Robot) -> None:
-    """Let the robot's geoms touch everything but each other, unless the file says what touches."""
+    """Let the robot's geoms touch everything but each other, unless the file says what touches.
+
+    Rays see what is in group 0: the ground, but not a robot that stands on it.
+    """
     spec, roots = robot.spec, robot.model.body_rootid[robot.model.geom_bodyid]
     geoms = [geom for geom in spec.geoms if roots[geom.id] == robot.root]
+    if robot.stands and (seen := [geom for geom in geoms if geom.group == 0]):
+        for geom in seen:
+            geom.group = 2
+        robot.added.append("`group` 2 of the robot's geoms, so that rays hit the ground and not it")
     geoms = [geom for geom in geoms if geom.contype | geom.conaffinity]
     bits = {(geom.contype, geom.conaffinity) for geom in geoms}
     if bits == {(1, 1)} and not (list(spec.excludes) or list(spec.pairs)):
