@@ -287,12 +287,15 @@ def test_accelerations_of_joints_without_armature_cost_no_more_than_others(armat
     assert least * most > -24 if armature else least * most < -24
 
 
-@pytest.mark.parametrize(("name", "legs"), [("quadruped", 0.32), ("biped", 0.66)])
-def test_rough_ground_is_as_high_as_legs_are_long(name: str, legs: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "legs", "entropy"), [("quadruped", 0.32, 0.006), ("biped", 0.66, 0.001)]
+)
+def test_rough_ground_is_as_high_as_legs_are_long(name: str, legs: float, entropy: float) -> None:
     make_own(name)
-    config = discover({}).tasks[f"{name}-rough"].task.env
-    assert isinstance(config, RoughVelocityConfig)
-    assert config.terrain_scale == pytest.approx(legs / 0.4, rel=0.15)  # docs/tasks.md
+    task = discover({}).tasks[f"{name}-rough"].task
+    assert isinstance(task.env, RoughVelocityConfig)
+    assert task.env.terrain_scale == pytest.approx(legs / 0.4, rel=0.15)  # docs/tasks.md
+    assert task.agent.algorithm.entropy_coef == pytest.approx(entropy)
 
 
 def test_a_heavy_robot_has_weights_that_are_not_0() -> None:

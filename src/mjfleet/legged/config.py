@@ -237,6 +237,7 @@ def velocity_tasks(
     rough: RoughVelocityConfig | None = None,
     agent: AgentConfig = AGENT,
     terrain_scale: float = 1.0,
+    rough_entropy: float = 3.0,
 ) -> dict[str, Task]:
     """Return the tasks `<name>-velocity-flat` and `<name>-velocity-rough` of a robot.
 
@@ -248,16 +249,18 @@ def velocity_tasks(
         num_actions: of its joints.
         flat: numbers on flat ground.
         rough: numbers on rough ground; None: those of `flat`, with `terrain_scale`.
-        agent: how it learns on flat ground; on rough ground it explores more, for longer.
+        agent: how it learns on flat ground; on rough ground it does so for longer.
         terrain_scale: factor of the ground's heights.
+        rough_entropy: factor of the weight on entropy on rough ground. With 1, a quadruped's
+            exploration ends before it walks; with 3, that of a robot on two legs does not end.
     """
     flat = flat or VelocityConfig()
     if rough is None:
         names = {field.name for field in fields(VelocityConfig)} - {"nconmax", "njmax"}
         same = {name: getattr(flat, name) for name in names}
         rough = RoughVelocityConfig(**same, terrain_scale=terrain_scale)
-    # With the entropy of flat ground, exploration ends before the robot walks.
-    algorithm = replace(agent.algorithm, entropy_coef=3 * agent.algorithm.entropy_coef)
+    weight = rough_entropy * agent.algorithm.entropy_coef
+    algorithm = replace(agent.algorithm, entropy_coef=weight)
     iterations = agent.max_iterations * 5 // 4
     return {
         f"{name}-velocity-flat": Task(
