@@ -128,7 +128,8 @@ def _separate(robot: Robot) -> None:
     """
     spec, roots = robot.spec, robot.model.body_rootid[robot.model.geom_bodyid]
     geoms = [geom for geom in spec.geoms if roots[geom.id] == robot.root]
-    if robot.stands and (seen := [geom for geom in geoms if geom.group == 0]):
+    seen = [geom for geom in geoms if geom.group == 0]
+    if robot.stands and seen:
         for geom in seen:
             geom.group = 2
         robot.added.append("`group` 2 of the robot's geoms, so that rays hit the ground and not it")
