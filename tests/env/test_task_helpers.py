@@ -63,6 +63,15 @@ def test_a_delay_hands_on_what_came_before_and_resets_itself() -> None:
     assert delay(everywhere(env, 8.0))[0] == (8.0 if late[0] < 2 else 9.0 - late[0])
 
 
+def test_a_delay_of_observations_begins_with_the_first_one() -> None:
+    env = with_part(lambda env: Delay(env, 1, 2, 2, repeat_first=True), 4)
+    seen = [env.part(everywhere(env, now))[0].item() for now in (5.0, 6.0, 7.0, 8.0)]
+    assert seen == [5.0, 5.0, 5.0, 6.0]
+    end_episodes(env, 3)
+    assert env.part(everywhere(env, 9.0)).flatten().tolist() == [7.0, 7.0, 7.0, 9.0]
+    assert env.part(everywhere(env, 10.0)).flatten().tolist() == [8.0, 8.0, 8.0, 9.0]
+
+
 def test_a_history_begins_with_the_first_observation() -> None:
     env = with_part(lambda env: History(env, 1, 3))
     history = env.part
@@ -134,10 +143,11 @@ def test_levels_move_and_who_has_mastered_all_starts_anywhere() -> None:
 
 def test_a_checkpoint_keeps_what_helpers_hold() -> None:
     def make(env: Any) -> Any:
-        return History(env, 1, 3), Delay(env, 1, 0, 3), Timer(env, 1.0, 2.0), Timer(env, 3.0, 4.0)
+        seen = History(env, 1, 3), Delay(env, 1, 0, 3), Delay(env, 1, 1, 1, repeat_first=True)
+        return *seen, Timer(env, 1.0, 2.0), Timer(env, 3.0, 4.0)
 
     env, other = with_part(make), with_part(make)
-    for part in env.part[:2]:
+    for part in env.part[:3]:
         part(everywhere(env, 7.0))
     env.step(torch.ones(64, 1))
     assert other.load_state_dict(env.state_dict()) == []

@@ -13,11 +13,21 @@ from mjfleet.errors import UserError
 class Delay:
     """Returns the values that it was given some steps ago: the latency of a motor or a sensor.
 
-    Each episode draws its own latency. The values before it are zeros.
+    Each episode draws its own latency.
     """
 
-    def __init__(self, env: Env[Any], size: int, low: int, high: int) -> None:
+    def __init__(
+        self, env: Env[Any], size: int, low: int, high: int, *, repeat_first: bool = False
+    ) -> None:
         """Delay values `(num_envs, size)` by `low` to `high` environment steps, both included.
+
+        Args:
+            env: the environment.
+            size: of the values.
+            low: least steps of delay.
+            high: most steps of delay.
+            repeat_first: whether an episode's first value is returned until the delay has passed,
+                as a sensor would; otherwise zeros are, as before a motor's first action.
 
         Raises:
             UserError: they are not whole numbers from 0 up, the lower one first.
@@ -30,6 +40,9 @@ class Delay:
 
         self.past = env.add_state("delay.past", high + 1, size)
         self.steps = env.add_state("delay.steps", dtype=torch.long, reset=draw)
+        self.is_new = None
+        if repeat_first:
+            self.is_new = env.add_state("delay.is_new", dtype=torch.bool, reset=True)
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
         """Take the current values `(num_envs, size)` and return the delayed ones.
@@ -38,7 +51,8 @@ class Delay:
             UserError: the values have another shape.
         """
         _check_shape(self, values, self.past[:, 0])
-        self.past.copy_(torch.cat((values.unsqueeze(1), self.past[:, :-1]), dim=1))
+        newest = values.to(self.past.dtype).unsqueeze(1)
+        _push(self.past, torch.cat((newest, self.past[:, :-1]), dim=1), newest, self.is_new)
         index = self.steps.view(-1, 1, 1).expand(-1, 1, values.shape[1])
         return self.past.gather(1, index).squeeze(1)
 
@@ -63,9 +77,7 @@ class History:
         """
         _check_shape(self, values, self.past[:, 0])
         newest = values.to(self.past.dtype).unsqueeze(1)
-        shifted = torch.cat((self.past[:, 1:], newest), dim=1)
-        torch.where(self.is_new.view(-1, 1, 1), newest, shifted, out=self.past)
-        self.is_new.fill_(False)
+        _push(self.past, torch.cat((self.past[:, 1:], newest), dim=1), newest, self.is_new)
         return self.past.flatten(1).clone()
 
 
@@ -183,6 +195,18 @@ def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
     levels = torch.tensor(numbers, device=env.device)[places]
     env.evaluated = env.evaluated or EvaluatedLevels(levels, tuple(sorted({*numbers})))
     return levels.clone()
+
+
+def _push(
+    past: torch.Tensor, shifted: torch.Tensor, newest: torch.Tensor, is_new: torch.Tensor | None
+) -> None:
+    """Write `shifted` into `past`, both `(num_envs, length, size)`; where an episode `is_new`,
+    `(num_envs,)`, write `newest`, `(num_envs, 1, size)`, into all places."""
+    if is_new is None:
+        past.copy_(shifted)
+    else:
+        torch.where(is_new.view(-1, 1, 1), newest, shifted, out=past)
+        is_new.fill_(False)
 
 
 def _error(env: Env[Any], what: str, wanted: str) -> UserError:
