@@ -7,7 +7,8 @@ python run_policy.py exported/policy.onnx --command forward=0.5 turn_left=0.3 --
 
 It needs mujoco, numpy and onnxruntime, and beside the policy the files policy.json and policy.mjb,
 which are its description and its model. For a task of your own, complete `observe`; where an action
-is not what the actuators take, `act` too. On a real robot, these two talk to its drivers instead.
+is not what the actuators take, `act` too; and `judge`, whose figures --seconds prints. On a real
+robot, `observe` and `act` talk to its drivers instead.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def act(action: np.ndarray, data: mujoco.MjData, known: dict[str, Any]) -> None:
 def judge(
     data: mujoco.MjData, known: dict[str, Any], command: dict[str, float]
 ) -> dict[str, float]:
-    """Return numbers to judge a step by.
+    """Return numbers to judge a step by; none for a task that is not known here.
 
     A legged robot's are in the table of `play` too, in m/s and rad/s; the cart-pole's is the cosine
     of the pole's angle, which is 1 when upright.
@@ -174,11 +175,14 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def play(robot: Robot, steps: int) -> None:
-    """Play without a window; print the means over all steps."""
+    """Play without a window; print the means over all steps, or that there are none."""
     rows = []
     for _ in range(steps):
         robot.step()
         rows.append(judge(robot.data, robot.known, robot.command))
+    if not rows[0]:
+        task = robot.known["task"]
+        print(f"played {steps} steps; for figures, complete judge() in {__file__} for {task}")
     for name in rows[0]:
         print(f"{name:<16}{np.mean([row[name] for row in rows]):9.4g}")
 

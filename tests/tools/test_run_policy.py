@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 from dataclasses import replace
@@ -122,6 +123,21 @@ def test_the_guides_controller_moves_a_robot_as_the_simulation_does(files: Path)
 def test_a_pole_moves_as_it_does_in_the_task(files: Path) -> None:
     assert column(figures(files, "pole.onnx", "--seconds", "0.5"), "upright")[0] > 0.5
     follow(files / "pole.onnx", build_own("cartpole-balance", 1))
+
+
+def test_a_task_that_nobody_judges_is_played_and_the_script_says_so(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind in ("onnx", "mjb"):
+        shutil.copy(files / f"pole.{kind}", tmp_path / f"arm.{kind}")
+    known = (files / "pole.json").read_text().replace("cartpole-balance", "arm-reach")
+    (tmp_path / "arm.json").write_text(known)
+    script = tmp_path / "run_policy.py"  # With `observe` completed for the task.
+    script.write_text(RUN_POLICY.read_text().replace('startswith("cartpole-")', "strip()", 1))
+    runpy.run_path(str(script))["main"]([str(tmp_path / "arm.onnx"), "--seconds", "0.5"])
+    assert capsys.readouterr().out == (
+        f"played 10 steps; for figures, complete judge() in {script} for arm-reach\n"
+    )
 
 
 def test_what_it_cannot_use_is_said(
