@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mjfleet.env import Delay, Timer
-from mjfleet.env.undeclared import changes, look
+from mjfleet.env.undeclared_changes import changes, look
 from mjfleet.errors import UserError
 
 from .test_env import BUNDLED, KINDS, CartpoleEnv, build_cartpole, build_task

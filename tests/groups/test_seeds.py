@@ -16,9 +16,9 @@ import pytest
 from mjfleet.cli.completion import candidates
 from mjfleet.cli.train import train
 from mjfleet.errors import UserError
+from mjfleet.runs.find_run import find_run
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import read_record, write_record
-from mjfleet.runs.run_lookup import find_run
 from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE, Output, Refusal, Run, only_run, rows

@@ -11,7 +11,7 @@ import pytest
 from mjfleet.config import LaunchConfig
 from mjfleet.launch import host_starter
 from mjfleet.launch.host_channel import Answer, Meet
-from mjfleet.launch.host_facts import AskFacts, HostFacts, host_facts
+from mjfleet.launch.host_inventory import AskInventory, HostInventory, host_inventory
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.host_starter import HostConnections
 from mjfleet.worker.worker_args import WorkerArgs
@@ -33,12 +33,12 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
     # What lies in the current directory is not imported.
     (folder / "psutil.py").write_text("raise RuntimeError('imported')")
     (folder / "token").touch()
-    question = AskFacts(str(folder / "tmp"), ("no-such-thing",), "token")
+    question = AskInventory(str(folder / "tmp"), ("no-such-thing",), "token")
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
         seen = connections.ask({host: question}, PATIENCE)[host]
-        assert seen == host_facts(question)
-        assert isinstance(seen, HostFacts)
+        assert seen == host_inventory(question)
+        assert isinstance(seen, HostInventory)
         assert seen.has_token
         assert seen.versions["no-such-thing"] == "missing"
         host.send_file("model_1.pt", io.BytesIO(b"weights"))
@@ -59,12 +59,12 @@ def test_on_this_host_it_waits_for_a_silent_launcher(
 ) -> None:
     impatient = "import mjfleet.launch.host_channel as channel; channel.LOST_SECONDS = 0.1; "
     monkeypatch.setattr(host_starter, "HOST_AGENT", impatient + host_starter.HOST_AGENT)
-    question = AskFacts(str(folder), ())
+    question = AskInventory(str(folder), ())
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
         connections.ask({host: question}, PATIENCE)
         time.sleep(0.5)  # Heartbeats come less often.
-        assert isinstance(connections.ask({host: question}, PATIENCE)[host], HostFacts)
+        assert isinstance(connections.ask({host: question}, PATIENCE)[host], HostInventory)
 
 
 def test_one_that_imports_torch_ends_with_the_launcher_and_leaves_nothing(folder: Path) -> None:
@@ -74,7 +74,9 @@ def test_one_that_imports_torch_ends_with_the_launcher_and_leaves_nothing(folder
     )  # fmt: skip
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
-        assert isinstance(connections.ask({host: AskFacts("", ())}, PATIENCE)[host], HostFacts)
+        assert isinstance(
+            connections.ask({host: AskInventory("", ())}, PATIENCE)[host], HostInventory
+        )
         host.send(args)
         host.close()
         assert connections.receive(PATIENCE) == (host, None)
@@ -83,10 +85,10 @@ def test_one_that_imports_torch_ends_with_the_launcher_and_leaves_nothing(folder
 
 
 def test_one_that_was_killed_is_named_and_its_folder_removed(folder: Path) -> None:
-    question = AskFacts(str(folder), ())
+    question = AskInventory(str(folder), ())
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:
         (host,) = connections
-        assert isinstance(connections.ask({host: question}, PATIENCE)[host], HostFacts)
+        assert isinstance(connections.ask({host: question}, PATIENCE)[host], HostInventory)
         (left,) = (folder / "tmp").glob("mjfleet-*")
         os.kill(int(left.name.split("-")[1]), 9)
         answer = connections.ask({host: question}, PATIENCE)[host]

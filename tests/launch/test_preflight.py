@@ -10,9 +10,9 @@ import pytest
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.host_channel import Answer, Message
-from mjfleet.launch.host_facts import AskFacts, HostFacts, host_facts
+from mjfleet.launch.host_inventory import AskInventory, HostInventory, host_inventory
 from mjfleet.launch.host_starter import HostConnection, HostConnections
-from mjfleet.launch.preflight import find_meeting, preflight
+from mjfleet.launch.preflight import find_meeting_address, preflight
 from mjfleet.registry import FoundTask, discover
 
 
@@ -31,7 +31,7 @@ class Host:
 class Hosts:
     """Hosts that give these answers to each kind of question, or none."""
 
-    def __init__(self, **facts: HostFacts | None) -> None:
+    def __init__(self, **facts: HostInventory | None) -> None:
         self.facts = facts
         self.meeting: Any = None
         self.unreachable: set[str] = set()
@@ -50,7 +50,7 @@ class Hosts:
     def _answer(self, name: str, request: Message) -> Message:
         if (facts := self.facts[name]) is None:
             return Answer(error="no route")
-        if isinstance(request, AskFacts):
+        if isinstance(request, AskInventory):
             return replace(facts, has_token=facts.has_token and Path(request.token).exists())
         return Answer(error="timed out") if name in self.unreachable else Answer(4711)
 
@@ -65,8 +65,8 @@ def config(found: FoundTask, tmp_path: Path) -> TrainConfig:
     return replace(found.defaults(), log_root=str(tmp_path), cpu_workers=2)
 
 
-def facts(found: FoundTask, name: str, **changes: Any) -> HostFacts:
-    here = host_facts(AskFacts(str(found.folder), tuple(found.defaults().agent.packages)))
+def facts(found: FoundTask, name: str, **changes: Any) -> HostInventory:
+    here = host_inventory(AskInventory(str(found.folder), tuple(found.defaults().agent.packages)))
     number = name[-1]
     made = replace(here, identity=name, has_token=True, cores=4, visible=None)
     made = replace(made, address=f"10.0.0.{number}", launcher_address="10.0.0.9")
@@ -131,15 +131,15 @@ def test_a_restart_continues_without_lost_hosts_if_enough_are_left(
 def test_a_host_that_cannot_reach_the_first_is_named(found: FoundTask) -> None:
     hosts = Hosts(node1=facts(found, "node1"), node2=facts(found, "node2"))
     hosts.unreachable = {"node2"}
-    known = cast("dict[HostConnection, HostFacts]", {h: hosts.facts[h.name] for h in hosts})
+    known = cast("dict[HostConnection, HostInventory]", {h: hosts.facts[h.name] for h in hosts})
     connections = cast("HostConnections", hosts)
     with pytest.raises(UserError, match=r"node2: it cannot reach node1 at 10\.0\.0\.1, port 4711"):
-        find_meeting(connections, known, LaunchConfig())
+        find_meeting_address(connections, known, LaunchConfig())
     loopback = LaunchConfig(launcher_address="127.0.0.1")
     with pytest.raises(UserError, match=r"a loopback address.* as 10\.0\.0\.9 by node2\.$"):
-        find_meeting(connections, known, loopback)
+        find_meeting_address(connections, known, loopback)
     # This host's own variable is of the user's connection to it.
     for host in hosts:
         host.is_here = True
     with pytest.raises(UserError, match=r"one that they can reach\.$"):
-        find_meeting(connections, known, loopback)
+        find_meeting_address(connections, known, loopback)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mjfleet.launch.worker_processes import WorkerProcesses
-from mjfleet.rl.phase import Phase
+from mjfleet.rl.worker_phases import Phase
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import Failure, read_failures
 from mjfleet.worker.heartbeat import Heartbeat

@@ -1,4 +1,4 @@
-"""CUDA graphs on a GPU; see test_captured for what they rest on, which is tested without one."""
+"""CUDA graphs on a GPU; test_graph_capture tests without one what they rest on."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 
 from mjfleet.config import from_dict
 from mjfleet.loggers.logger import Row
-from mjfleet.rl.captured import capture
+from mjfleet.rl.graph_capture import capture
 from mjfleet.rl.runner import Runner
 
 from ..env.test_env import BUNDLED, build_task

@@ -18,7 +18,7 @@ from mjfleet.rl.build_algorithm import build_algorithm, rsl_rl_config
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner
-from mjfleet.sim.unread import read
+from mjfleet.sim.deferred import read
 
 from ..env.test_env import BUNDLED, build_task
 from .test_ranks import weights

@@ -26,7 +26,7 @@ from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.replica_checksum import OutOfStepError
 from mjfleet.rl.runner import Runner
-from mjfleet.sim.unread import read
+from mjfleet.sim.deferred import read
 
 from ..conftest import PATIENCE, REPOSITORY
 from ..env.test_env import BUNDLED, build_env, build_task
@@ -496,14 +496,14 @@ def train(ranks: Ranks, folder: str) -> dict[str, Any]:
     runner = ranks.runner(agent(), evaluator=evaluator)
     runner.env.max_episode_length = 5
     own, rows = [], []
-    unread = runner.env.unread_statistics
+    unread = runner.env.deferred_statistics
 
     def keep() -> Any:
         found = unread()
         own.extend(read(found))
         return found
 
-    runner.env.unread_statistics = keep
+    runner.env.deferred_statistics = keep
     runner.train(rows.append, lambda: None)
     found["well"] = (own, rows, weights(runner.alg))
 

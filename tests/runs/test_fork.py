@@ -13,9 +13,9 @@ import yaml
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
-from mjfleet.runs.beginning import continue_run, fork
 from mjfleet.runs.config_yaml import write_config
 from mjfleet.runs.resume_choice import Resume, read_run
+from mjfleet.runs.starting_point import continue_run, fork
 
 from ..conftest import Run, rows
 from .test_damaged_runs import everything

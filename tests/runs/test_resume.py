@@ -17,9 +17,9 @@ from mjfleet.cli.train import configure, train
 from mjfleet.errors import UserError
 from mjfleet.launch.restart_policy import pause_seconds, why_not
 from mjfleet.rl.checkpoint_files import pack
+from mjfleet.runs.find_run import find_run
 from mjfleet.runs.resume_choice import read_run
 from mjfleet.runs.run_lock import lock_run
-from mjfleet.runs.run_lookup import find_run
 from mjfleet.utils.atomic_write import write_atomically
 
 from ..conftest import SMALL, Run, only_run, rows

@@ -12,9 +12,9 @@ import pytest
 
 from mjfleet.cli.train import configure
 from mjfleet.errors import UserError
+from mjfleet.runs.find_run import is_of_this_user
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_run
-from mjfleet.runs.run_lookup import is_of_this_user
 
 from ..conftest import Run, rows
 from .test_resume import SIX, TASK, add_checkpoint, make_run

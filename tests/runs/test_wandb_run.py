@@ -13,7 +13,7 @@ import torch
 from mjfleet.config import AgentConfig, WandbConfig
 from mjfleet.errors import UserError
 from mjfleet.loggers.logger_group import LoggerGroup
-from mjfleet.runs.run_lookup import find_run
+from mjfleet.runs.find_run import find_run
 
 from ..conftest import Output, only_run, rows
 from ..helpers.wandb_server import Version, WandbServer

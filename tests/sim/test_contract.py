@@ -12,8 +12,8 @@ import torch
 from mjfleet.errors import UserError
 from mjfleet.sim import FIELDS, Simulation, make_simulation
 from mjfleet.sim.buffer_use import overflow_texts
+from mjfleet.sim.deferred import read
 from mjfleet.sim.simulation import DERIVED_FIELDS, STATE_FIELDS
-from mjfleet.sim.unread import read
 
 from ..conftest import REPOSITORY, TESTS
 from ..env.test_env import no_host_synchronisation
@@ -249,7 +249,7 @@ def test_warnings_wait_for_the_device_only_when_they_are_read(
     sim = make_simulation("warp", load("box"), WORLDS, nconmax=1, njmax=64)
     sim.step(40)
     with no_host_synchronisation(monkeypatch):
-        unread = sim.unread_warnings()
+        unread = sim.deferred_warnings()
     (found,) = read(unread)
     assert found
 
@@ -302,7 +302,7 @@ def test_buffers_for_which_there_is_no_memory_stay_as_they_were() -> None:
     sim.step(40)
     before = {name: value.clone() for name, value in sim.state().items()}
     places = [value.data_ptr() for value in sim.state().values()][:-1]
-    unread = sim.unread_warnings()
+    unread = sim.deferred_warnings()
     *counts, _, world, contacts = unread.numbers.tolist()
     needs = 2**24
     with no_more_memory():

@@ -6,8 +6,8 @@ import pytest
 from torch.distributed import DistNetworkError
 
 from mjfleet.errors import UserError
-from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import DivergedError
+from mjfleet.rl.worker_phases import Phase
 from mjfleet.worker.failure_record import (
     Failure,
     hang_message,

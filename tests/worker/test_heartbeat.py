@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.rl.phase import Phase
+from mjfleet.rl.worker_phases import Phase
 from mjfleet.worker.heartbeat import START_SECONDS, HangDetector, Heartbeat
 
 

@@ -23,7 +23,7 @@ from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.checkpoint_files import read_checkpoint
 from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
-from mjfleet.runs.beginning import begin_from, with_teacher
+from mjfleet.runs.starting_point import begin_from, with_teacher
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.worker.gpu_settings import apply_settings
 

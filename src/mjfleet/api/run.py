@@ -18,10 +18,10 @@ from mjfleet.config.dict_conversion import plain
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import BEST, checkpoints_in
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
+from mjfleet.runs.find_run import find_run, group_of, name_of
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
 from mjfleet.runs.run_json import read_record, record_of
 from mjfleet.runs.run_lock import is_locked
-from mjfleet.runs.run_lookup import find_run, group_of, name_of
 from mjfleet.worker.failure_record import Failure, read_failures
 
 if TYPE_CHECKING:

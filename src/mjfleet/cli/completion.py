@@ -14,7 +14,7 @@ from pathlib import Path
 from mjfleet.config.flags import LIST_FLAGS
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
-from mjfleet.runs.run_lookup import LATEST, groups_in, name_of, runs_in
+from mjfleet.runs.find_run import LATEST, groups_in, name_of, runs_in
 
 SCRIPTS = {
     "bash": """_mjfleet() { local IFS=$'\\n'; COMPREPLY=($(

@@ -9,19 +9,19 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from mjfleet.cli.decide_on_rank_0 import Chosen, choose_on_rank_0
 from mjfleet.cli.help import print_help
-from mjfleet.cli.rank_0 import Chosen, choose_on_rank_0
 from mjfleet.cli.run_command import run_and_exit
 from mjfleet.cli.start import Sources, find_code, find_sources, read_start, start_from
 from mjfleet.config import TrainConfig
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
-from mjfleet.runs.beginning import INIT_STD, with_teacher
 from mjfleet.runs.config_yaml import from_file, read_config, task_of
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 from mjfleet.runs.resume_choice import check_task
 from mjfleet.runs.run_json import is_group
+from mjfleet.runs.starting_point import INIT_STD, with_teacher
 from mjfleet.runs.task_snapshot import is_snapshot
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import Rank, torchrun_variables

@@ -15,7 +15,7 @@ from mjfleet.env.stateful_env import StatefulEnv
 from mjfleet.env.step_recorder import RESULTS, StepRecorder
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
-from mjfleet.sim.unread import Unread, read
+from mjfleet.sim.deferred import Deferred, read
 
 
 class Env(StatefulEnv[C]):
@@ -208,10 +208,10 @@ class Env(StatefulEnv[C]):
         self._observations = self._observe()
 
     def take_statistics(self) -> Sums:
-        """Return what `unread_statistics` stands for. Waits for the device."""
-        return read(self.unread_statistics())[0]
+        """Return what `deferred_statistics` stands for. Waits for the device."""
+        return read(self.deferred_statistics())[0]
 
-    def unread_statistics(self) -> Unread[Sums]:
+    def deferred_statistics(self) -> Deferred[Sums]:
         """Return what happened since the last call.
 
         `return`, `length` and `reward/<name>` are of the episodes that ended, `task/<name>` and
@@ -234,7 +234,7 @@ class Env(StatefulEnv[C]):
                 episodes, lengths, [*of_episodes, *measured], reward_names, metric_names
             )
 
-        return Unread(totals, decode)
+        return Deferred(totals, decode)
 
     def compute(
         self, terms: Mapping[str, torch.Tensor | Callable[[], torch.Tensor]]

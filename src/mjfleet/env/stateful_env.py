@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from mjfleet.env.contract import C, EnvContract
 from mjfleet.env.env_shard import EnvShard
 from mjfleet.env.state import Reset, States, write_where
-from mjfleet.env.undeclared import address, changes, look
+from mjfleet.env.undeclared_changes import address, changes, look
 from mjfleet.errors import UserError
 
 CHECKED = ("qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat")

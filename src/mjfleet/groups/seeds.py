@@ -19,10 +19,10 @@ from mjfleet.launch.launch_plan import describe, new_folder
 from mjfleet.launch.launch_training import plan_here, resume_command
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.registry import FoundTask
-from mjfleet.runs.beginning import begin_from
 from mjfleet.runs.config_yaml import differences
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.run_json import GROUP_FILE
+from mjfleet.runs.starting_point import begin_from
 from mjfleet.utils.console import print_line
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
 

@@ -25,7 +25,7 @@ from mjfleet.launch.host_channel import (
     SendSignal,
     WorkerStatus,
 )
-from mjfleet.launch.host_facts import AskFacts, host_facts
+from mjfleet.launch.host_inventory import AskInventory, host_inventory
 from mjfleet.launch.host_names import temporary_name
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.utils.wait_until import wait_until
@@ -58,8 +58,8 @@ class HostAgent:
     def serve(self) -> NoReturn:
         while True:
             match message := self._inbox.get():
-                case AskFacts():
-                    self._channel.send(host_facts(message))
+                case AskInventory():
+                    self._channel.send(host_inventory(message))
                 case Meet(address, port):
                     self._channel.send(self._meet(address, port))
                 case WorkerArgs():

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from mjfleet.launch.host_facts import AskFacts, HostFacts
+from mjfleet.launch.host_inventory import AskInventory, HostInventory
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
@@ -65,8 +65,8 @@ class FilePiece:
 
 
 Message = (
-    AskFacts | HostFacts | Meet | Answer | WorkerArgs | WorkerStatus | SendSignal | FilePiece
-    | Failure | Outcome
+    AskInventory | HostInventory | Meet | Answer | WorkerArgs | WorkerStatus | SendSignal
+    | FilePiece | Failure | Outcome
 )  # fmt: skip
 TYPES = {kind.__name__: kind for kind in Message.__args__}
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from mjfleet.config import LaunchConfig
+from mjfleet.errors import UserError
 from mjfleet.launch.host_channel import LOST_SECONDS, Answer, HostChannel, Message
 from mjfleet.launch.host_environment import travelling
 from mjfleet.launch.host_names import is_here, temporary_name
@@ -159,3 +160,13 @@ class HostConnections:
         for host in hosts:
             host.end(deadline=0.0)
             self._started.remove(host)
+
+
+def refuse_hosts(
+    problems: Mapping[HostConnection, Sequence[str]], kind: type[UserError] = UserError
+) -> None:
+    """Raise an error that names all problems of all hosts, if there are any."""
+    found = {host: whys for host, whys in problems.items() if whys}
+    if found:
+        lines = "".join(f"\n  {host}: {why}" for host, whys in found.items() for why in whys)
+        raise kind(f"nothing was started, {len(found)} of the hosts cannot take part:{lines}")

@@ -12,12 +12,12 @@ from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
+from mjfleet.launch.log_directory import log_directory, log_name
 from mjfleet.registry import FoundTask
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
-LOG_DIR_VARIABLE = "TORCHRUNX_LOG_DIR"
 LAUNCHERS = {
     "in-process": "in this process",
     "torchrunx": "started by torchrunx",
@@ -163,15 +163,9 @@ def make_plan(
 def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> LaunchPlan:
     """Return the plan with run directory, unless it continues one, and logs named by a time."""
     run_dir = plan.run_dir if plan.continues else new_folder(plan.config, when)
-    folder = environ.get(LOG_DIR_VARIABLE, plan.config.torchrunx_log_dir)
-    folder = run_dir / "torchrunx" if folder is None else folder
-    has_logs = folder and plan.has_host_agents  # Empty: no logs.
-    logs = Path(folder, when.isoformat(timespec="seconds")) if has_logs else None
+    has_logs = plan.has_host_agents
+    logs = log_directory(plan.config, environ, run_dir, when) if has_logs else None
     return replace(plan, run_dir=run_dir, logs=logs)
-
-
-def log_name(host: str, local_rank: int = 0) -> str:
-    return f"{host}[{local_rank}].log"
 
 
 def new_folder(config: TrainConfig, when: datetime) -> Path:

@@ -1,6 +1,5 @@
 """Trains from a configuration until the run has ended. Runs in the launcher."""
 
-import math
 import os
 import shlex
 import shutil
@@ -20,9 +19,9 @@ from mjfleet.launch.launch_plan import LaunchPlan, describe, make_plan, name_fil
 from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
+from mjfleet.launch.total_steps import limit_steps
 from mjfleet.registry import FoundTask, find_task
-from mjfleet.runs.checkpoints import INIT, counted
-from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
+from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.resume_choice import Resume
 from mjfleet.runs.resumed_attempt import undone_checkpoint
 from mjfleet.runs.run_directory import Attempt, RunDirectory, record_finished, refuse_written
@@ -145,20 +144,7 @@ def plan_size(
     """
     plan = make_plan(found, config, hosts, environ, resume)
     plan.config.check_rollouts()
-    total, each = plan.config.total_steps, plan.steps_per_iteration
-    if total is None:
-        return plan
-    iterations = steps = 0
-    if resume and resume.checkpoint and resume.iteration:
-        iterations, steps = resume.iteration, counted(resume.checkpoint, "total_steps") or 0
-        if not steps:  # Those of earlier versions do not say it.
-            metrics = resume.checkpoint.absolute().parent.parent / METRICS_FILE
-            rows = read_rows(metrics, iterations)[1]
-            steps = int((value(rows[-1], "total_steps") if rows else None) or iterations * each)
-    iterations += max(0, math.ceil((total - steps) / each))
-    agent = replace(plan.config.agent, max_iterations=iterations)
-    notes = (*plan.notes, f"--total-steps {total}: {iterations} iterations, of {each} steps each")
-    return replace(plan, config=replace(plan.config, agent=agent), notes=notes)
+    return plan if plan.config.total_steps is None else limit_steps(plan, resume)
 
 
 def _create_run_dir(

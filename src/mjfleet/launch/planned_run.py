@@ -10,9 +10,9 @@ from mjfleet.errors import Stopped, UserError
 from mjfleet.launch.host_starter import HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.launch.run_supervisor import supervise
+from mjfleet.runs.find_run import members_of
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_directory import RunDirectory
-from mjfleet.runs.run_lookup import members_of
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line, print_line, printable
 from mjfleet.utils.parent_death import PARENT_VARIABLE

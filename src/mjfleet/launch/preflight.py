@@ -1,7 +1,5 @@
 """Checks that the hosts of a run fit together and reach each other. Runs in the launcher."""
 
-import ipaddress
-import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +12,10 @@ from typing import IO
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import VISIBLE, Devices, choose_devices
-from mjfleet.launch.host_agent import CONNECT_SECONDS
-from mjfleet.launch.host_channel import Answer, Meet
-from mjfleet.launch.host_facts import AskFacts, HostFacts, host_facts
-from mjfleet.launch.host_starter import HostConnection, HostConnections
+from mjfleet.launch.host_channel import Answer
+from mjfleet.launch.host_inventory import AskInventory, HostInventory, host_inventory
+from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse_hosts
+from mjfleet.launch.meeting_address import find_meeting_address
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_line
 
@@ -69,12 +67,12 @@ def preflight(
     Raises:
         UserError: something is missing; the message names all that is missing on any host.
     """
-    asked = AskFacts(str(found.folder), tuple(config.agent.packages))
-    here = host_facts(asked)
+    asked = AskInventory(str(found.folder), tuple(config.agent.packages))
+    here = host_inventory(asked)
     with _token(config) as token:
         asked = replace(asked, token=token.name)
         answers = connections.ask(dict.fromkeys(connections, asked), FACTS_SECONDS)
-    facts = {host: answer for host, answer in answers.items() if isinstance(answer, HostFacts)}
+    facts = {host: answer for host, answer in answers.items() if isinstance(answer, HostInventory)}
     problems = {host: [a.error] for host, a in answers.items() if isinstance(a, Answer)}
     if is_restart and config.min_hosts is not None and len(facts) >= config.min_hosts:
         for host, (why,) in problems.items():
@@ -82,7 +80,7 @@ def preflight(
         connections.leave_out(problems)
         problems = {}
     if is_restart:
-        _refuse(problems, _AwayError)
+        refuse_hosts(problems, _AwayError)
     hosts: list[Devices] = []
     known: dict[str, HostConnection] = {}
     first = next(iter(connections))
@@ -101,68 +99,9 @@ def preflight(
             hosts.append(replace(devices, host=host.name, cores=seen.cores))
         except UserError as error:
             problems[host].append(str(error).rstrip("."))
-    _refuse(problems)
-    connections.meeting = find_meeting(connections, facts, config)
+    refuse_hosts(problems)
+    connections.meeting = find_meeting_address(connections, facts, config)
     return hosts
-
-
-def find_meeting(
-    connections: HostConnections, facts: Mapping[HostConnection, HostFacts], config: LaunchConfig
-) -> tuple[str, int]:
-    """Return an address of the first host that all others reach, and the port it listens at there.
-
-    Raises:
-        UserError: the first host cannot listen there, or another one cannot connect.
-    """
-    first, *others = connections
-    address, source = "127.0.0.1", "this host's own"
-    if wanted := config.launcher_address:
-        source = f"--launcher-address {wanted}"
-        try:
-            address = str(socket.getaddrinfo(wanted, None)[0][4][0])
-        except OSError as error:
-            raise UserError(f"{source}: {error.strerror}.") from None
-    elif not first.is_here:
-        address, source = facts[first].address, f"the address by which ssh reaches {first}"
-    elif others:
-        address = facts[others[0]].launcher_address
-        source = f"the address by which {others[0]} knows this host"
-    if others and ipaddress.ip_address(address).is_loopback:
-        known = [f"{facts[host].launcher_address} by {host}" for host in others if not host.is_here]
-        seen_as = f"; this host is seen as {', '.join(known)}" if known else ""
-        raise UserError(
-            f"{source} is {address}, a loopback address: other hosts cannot reach {first} there. "
-            "Debian's /etc/hosts gives a host's own name such an address. "
-            f"Set --launcher-address to one that they can reach{seen_as}."
-        )
-    answer = connections.ask({first: Meet(address)}, CONNECT_SECONDS)[first]
-    assert isinstance(answer, Answer)
-    if answer.port is None:
-        raise UserError(
-            f"{first} cannot listen on {address} ({answer.error}), which is {source}. "
-            "Set --launcher-address to an address of it that the others reach."
-        )
-    place = f"{first} at {address}, port {answer.port}"
-    advice = "open the network between them, or name another address by --launcher-address"
-    meet = dict.fromkeys(others, Meet(address, answer.port))
-    _refuse(
-        {
-            host: [f"it cannot reach {place}: {met.error}; {advice}"]
-            for host, met in connections.ask(meet, 2 * CONNECT_SECONDS).items()
-            if isinstance(met, Answer) and met.error
-        }
-    )
-    return address, answer.port
-
-
-def _refuse(
-    problems: Mapping[HostConnection, Sequence[str]], kind: type[UserError] = UserError
-) -> None:
-    """Raise an error that names all problems of all hosts, if there are any."""
-    found = {host: whys for host, whys in problems.items() if whys}
-    if found:
-        lines = "".join(f"\n  {host}: {why}" for host, whys in found.items() for why in whys)
-        raise kind(f"nothing was started, {len(found)} of the hosts cannot take part:{lines}")
 
 
 def _token(config: LaunchConfig) -> IO[bytes]:
@@ -175,7 +114,7 @@ def _token(config: LaunchConfig) -> IO[bytes]:
         raise UserError(f"--log-root {config.log_root}: {error.strerror}.") from None
 
 
-def _differences(seen: HostFacts, here: HostFacts, found: FoundTask) -> Iterator[str]:
+def _differences(seen: HostInventory, here: HostInventory, found: FoundTask) -> Iterator[str]:
     for name, version in here.versions.items():
         if (there := seen.versions[name]) != version:
             has = f"{name} is missing there" if there == "missing" else f"it has {name} {there}"

@@ -14,7 +14,8 @@ from pathlib import Path
 from mjfleet.errors import Stopped
 from mjfleet.launch.host_channel import FilePiece, Message, SendSignal, WorkerStatus
 from mjfleet.launch.host_starter import HostConnection, HostConnections
-from mjfleet.launch.launch_plan import LaunchPlan, log_name
+from mjfleet.launch.launch_plan import LaunchPlan
+from mjfleet.launch.log_directory import log_name
 from mjfleet.launch.output_relay import OutputRelay
 from mjfleet.runs.checkpoints import CHECKPOINT_BYTES
 from mjfleet.utils.console import print_line

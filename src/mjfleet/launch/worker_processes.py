@@ -17,7 +17,7 @@ import torchrunx
 
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.torchrunx_compat import AGENT_TIMEOUT_SECONDS, ForkedAgent
-from mjfleet.rl.phase import Phase
+from mjfleet.rl.worker_phases import Phase
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import (
     ALONE_SECONDS,

@@ -15,7 +15,7 @@ from mjfleet.errors import UserError
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.equivariance import Equivariance
 from mjfleet.rl.gradient_reduction import FlatGradient
-from mjfleet.sim.unread import Unread
+from mjfleet.sim.deferred import Deferred
 
 TAKEN = "actor", "critic", "rnd", "extra"
 """Names that a checkpoint uses for other networks."""
@@ -155,11 +155,11 @@ class Algorithm(algorithms.PPO):
         std = ((squares - total * mean) / (count - 1)).clamp(min=0.0).sqrt()
         self.storage.advantages = (advantages - mean) / (std + 1e-8)
 
-    def start_update(self) -> Unread[dict[str, float]]:
+    def start_update(self) -> Deferred[dict[str, float]]:
         """Learn from the stored rollout; return the mean losses, which may still be computed."""
         losses = self.update()
         self.learning_rate = float(self.optimizer.param_groups[0]["lr"])  # That of the steps.
-        return Unread(torch.zeros(0, device=self.device), lambda numbers: losses)
+        return Deferred(torch.zeros(0, device=self.device), lambda numbers: losses)
 
     def reduce_parameters(self) -> None:
         """Average the gradients of all parameters over the ranks, in one all-reduce.

@@ -22,8 +22,8 @@ from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.rl import loss_check
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.rl.captured import Capture
 from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.graph_capture import Capture
 from mjfleet.rl.ppo import PPO
 
 ALGORITHMS = {

@@ -14,8 +14,8 @@ from mjfleet.rl import checkpoint_files as files
 from mjfleet.rl.checkpoint_files import OWN, check_fields, check_optimizer
 from mjfleet.rl.divergence import check_networks
 from mjfleet.rl.initial_networks import describe_networks
-from mjfleet.rl.phase import Phase
 from mjfleet.rl.runner import Runner
+from mjfleet.rl.worker_phases import Phase
 from mjfleet.runs.checkpoints import BEST
 from mjfleet.utils.console import in_a_line
 

@@ -1,7 +1,7 @@
 """Proximal policy optimisation for feed-forward policies, on CPU and GPU. Runs in a worker.
 
 A subclass may override `loss`, and add networks by `modules`: docs/networks.md. GRPO is the same
-update with other advantages, see groups.py, and leaves the critic as it was initialised.
+update with other advantages, see group_advantages.py, and leaves the critic as it was initialised.
 
 It computes the same parameters as rsl_rl's PPO, except for rounding, in another order: values, and
 of Gaussians also log-probabilities, are computed for all steps at once; samples are normalised once
@@ -19,14 +19,14 @@ from torch.distributions import Normal
 
 from mjfleet.rl import device_optimizer
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.rl.captured import Capture, Captured
 from mjfleet.rl.cpu_backprop import choose_backprop
 from mjfleet.rl.equivariance import Equivariance
-from mjfleet.rl.groups import group_advantages
+from mjfleet.rl.graph_capture import Capture, Captured
+from mjfleet.rl.group_advantages import group_advantages
 from mjfleet.rl.loss_check import stack_parts
 from mjfleet.rl.minibatches import Minibatch, Minibatches, forget_nodes, room_for_distribution
 from mjfleet.rl.normalizers import update_normalizers
-from mjfleet.sim.unread import Unread, read
+from mjfleet.sim.deferred import Deferred, read
 
 GAUSSIANS = GaussianDistribution, HeteroscedasticGaussianDistribution
 """Distributions that are sampled as mean + deviation * noise."""
@@ -149,12 +149,12 @@ class PPO(Algorithm):
         """Learn from the stored rollout; return the mean parts of the loss on this rank."""
         return read(self._start_update())[0]
 
-    def start_update(self) -> Unread[dict[str, float]]:
+    def start_update(self) -> Deferred[dict[str, float]]:
         if type(self).update is not PPO.update:  # What a subclass adds needs the losses.
             return super().start_update()
         return self._start_update()
 
-    def _start_update(self) -> Unread[dict[str, float]]:
+    def _start_update(self) -> Deferred[dict[str, float]]:
         """Learn from the stored rollout; return the mean losses, which may still be computed.
 
         Decoding them also sets `learning_rate`.
@@ -173,7 +173,7 @@ class PPO(Algorithm):
         update_normalizers(self)
         self.storage.clear()
         count = self.num_learning_epochs * len(self.minibatches.batches)
-        return Unread(torch.cat((self._totals / count, self._rate.view(1))), self._read_losses)
+        return Deferred(torch.cat((self._totals / count, self._rate.view(1))), self._read_losses)
 
     def _take_changes(self) -> None:
         """Take numbers that somebody has changed in this object since the last update."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.sim.unread import Unread
+from mjfleet.sim.deferred import Deferred
 
 
 class OutOfStepError(RuntimeError):
@@ -13,7 +13,7 @@ class OutOfStepError(RuntimeError):
 
 
 @torch.inference_mode()
-def checksum(algorithm: Algorithm) -> Unread[int]:
+def checksum(algorithm: Algorithm) -> Deferred[int]:
     """Return a checksum of every bit of parameters and normalisers; 0 where there is one rank.
 
     It is below 2^52, so that a float64 holds it exactly.
@@ -24,7 +24,7 @@ def checksum(algorithm: Algorithm) -> Unread[int]:
         for tensor in module.state_dict().values():
             kind = torch.uint8 if tensor.element_size() % 4 else torch.int32
             total = total * 31 + tensor.reshape(-1).view(kind).sum(dtype=torch.int64)
-    return Unread(total % 2**52, lambda numbers: int(numbers[0]))
+    return Deferred(total % 2**52, lambda numbers: int(numbers[0]))
 
 
 def check_replicas(iteration: int, checksums: Sequence[int]) -> None:

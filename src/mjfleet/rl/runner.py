@@ -15,23 +15,23 @@ from mjfleet.env import Env
 from mjfleet.env.episode_statistics import Sums
 from mjfleet.loggers.logger import Row
 from mjfleet.nan_dump.nan_guard import RolloutGuard
-from mjfleet.rl import captured, rank_statistics
+from mjfleet.rl import graph_capture, rank_statistics
 from mjfleet.rl.build_algorithm import make_algorithm
-from mjfleet.rl.captured import Capture
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.divergence import DivergedError, check_networks, find_trouble
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.gpu_usage import read_usage
+from mjfleet.rl.graph_capture import Capture
 from mjfleet.rl.normalizers import average_batch_statistics
-from mjfleet.rl.phase import HeartbeatBase, Phase
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import EpisodeWindow
 from mjfleet.rl.replica_checksum import check_replicas, checksum
 from mjfleet.rl.runner_hook import RunnerHook
 from mjfleet.rl.simulation_warnings import SimulationWarnings, warning_values
-from mjfleet.sim.unread import Unread, first, read
+from mjfleet.rl.worker_phases import HeartbeatBase, Phase
+from mjfleet.sim.deferred import Deferred, first, read
 from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import check_fits
 
@@ -81,7 +81,7 @@ class Runner:
         self.collectives = collectives or Collectives()
         if capture == "auto":
             is_captured = agent.cuda_graphs and env.sim.device.type == "cuda"
-            capture = captured.capture if is_captured else None
+            capture = graph_capture.capture if is_captured else None
         if device == "cpu":
             observed = sum(group[0].numel() for group in env.get_observations().values())
             steps = env.num_envs * agent.num_steps_per_env
@@ -203,11 +203,11 @@ class Runner:
         sim = self.env.sim
         # What this rank reads from the device, all at once.
         statistics, warnings, losses, std, is_finite, own_checksum = read(
-            self.env.unread_statistics(),
-            sim.unread_warnings(),
+            self.env.deferred_statistics(),
+            sim.deferred_warnings(),
             unread_losses,
-            Unread(action_std, first),
-            Unread(self._guard.is_finite, first),
+            Deferred(action_std, first),
+            Deferred(self._guard.is_finite, first),
             checksum(self.alg),
         )
         collect, learn, evaluate = self._clock.take_seconds()
@@ -274,7 +274,7 @@ class Runner:
             self.alg.process_env_step(observations, rewards, dones, extras)
         self._guard.check(self.alg.storage)
 
-    def _update(self, iteration: int) -> Unread[dict[str, float]]:
+    def _update(self, iteration: int) -> Deferred[dict[str, float]]:
         """Compute returns and learn from them; return the mean losses."""
         self.heartbeat.enter(Phase.LEARN)
         torch.set_num_threads(self.alg.torch_threads)

@@ -8,10 +8,10 @@ from typing import Any, Self
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import INIT, about, checkpoints_in, iterations_done, why_damaged
 from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
+from mjfleet.runs.find_run import LATEST, find_run, name_of
 from mjfleet.runs.pretrained import config_in
 from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of
 from mjfleet.runs.run_lock import RunLock
-from mjfleet.runs.run_lookup import LATEST, find_run, name_of
 
 FLAG = "--resume "  # How messages name what the user typed.
 

@@ -12,10 +12,10 @@ from statistics import fmean
 from typing import Any
 
 from mjfleet.errors import UserError
+from mjfleet.runs.find_run import name_of
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.run_json import RECORD_FILE, record_of, started_at
 from mjfleet.runs.run_lock import is_locked
-from mjfleet.runs.run_lookup import name_of
 from mjfleet.utils.console import in_a_line
 
 MEAN, EVALUATED = "mean_return", "eval/return"  # Columns of metrics.csv.

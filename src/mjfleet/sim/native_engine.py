@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from mujoco.batch import Batch
 
+from mjfleet.sim.deferred import Deferred
 from mjfleet.sim.simulation import ACCELERATION_FIELDS, INTEGRATION_FIELDS, STATE_FIELDS, Simulation
-from mjfleet.sim.unread import Unread
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
 _ACC = mujoco.mjtStage.mjSTAGE_ACC.value
@@ -78,11 +78,11 @@ class NativeSimulation(Simulation):
             for copy, _ in self._copies.values():
                 copy.masked_fill_(mask.unsqueeze(1), 0.0)
 
-    def unread_warnings(self) -> Unread[dict[str, int]]:
+    def deferred_warnings(self) -> Deferred[dict[str, int]]:
         worlds = (self._warned | (self._counts > 0)).sum(axis=0)
         self._counts[:] = 0
         self._warned[:] = False
-        return Unread(torch.from_numpy(worlds), self._by_kind)
+        return Deferred(torch.from_numpy(worlds), self._by_kind)
 
     def state(self) -> dict[str, torch.Tensor]:
         fields = {name: torch.from_numpy(self._batch.bind(name)) for name in INTEGRATION_FIELDS}

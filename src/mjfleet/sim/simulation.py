@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mjfleet.sim.buffer_use import BufferUse
-from mjfleet.sim.unread import Unread, read
+from mjfleet.sim.deferred import Deferred, read
 
 STATE_FIELDS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos",
@@ -96,7 +96,7 @@ class Simulation(ABC):
         """
 
     @abstractmethod
-    def unread_warnings(self) -> Unread[dict[str, int]]:
+    def deferred_warnings(self) -> Deferred[dict[str, int]]:
         """Return the number of worlds with a warning since the last call, by kind.
 
         On warp the kinds are overflowed buffers, whose worlds lost contacts or constraints; those
@@ -105,8 +105,8 @@ class Simulation(ABC):
         """
 
     def warnings(self) -> dict[str, int]:
-        """Return what `unread_warnings` stands for. Waits for the device once."""
-        return read(self.unread_warnings())[0]
+        """Return what `deferred_warnings` stands for. Waits for the device once."""
+        return read(self.deferred_warnings())[0]
 
     def _by_kind(self, counts: Sequence[float]) -> dict[str, int]:
         """Return the counts that are not zero, by the kind of warning."""

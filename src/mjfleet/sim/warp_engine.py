@@ -15,7 +15,7 @@ import warp as wp
 
 from mjfleet.errors import UserError
 from mjfleet.sim.buffer_use import BufferUse, overflowed_sizes
-from mjfleet.sim.derived_stage import DerivedStage, Level
+from mjfleet.sim.deferred import Deferred
 from mjfleet.sim.simulation import (
     ACCELERATION_FIELDS,
     BOUNDS,
@@ -25,7 +25,7 @@ from mjfleet.sim.simulation import (
     Simulation,
     no_garbage_collection,
 )
-from mjfleet.sim.unread import Unread
+from mjfleet.sim.warp_derived_fields import DerivedFields, Level
 from mjfleet.sim.warp_kernels import note_use
 from mjfleet.sim.warp_start import start_warp
 from mjfleet.utils.console import in_a_line
@@ -82,7 +82,7 @@ class WarpSimulation(Simulation):
             # Since `warnings` was called last.
             self._overflowed, self._most_rows = wp.zeros(num_envs, int), wp.zeros(num_envs, int)
             self._most_contacts = wp.zeros(1, int)
-            self._derived = DerivedStage(model, self._model, self._data)
+            self._derived = DerivedFields(model, self._model, self._data)
             bits = [int(mjw.OverflowType[kind]) for kind in self.warning_kinds]
             self._kind_bits = torch.tensor(bits, dtype=torch.int32, device=self.device)
             self._load_kernels()
@@ -103,7 +103,7 @@ class WarpSimulation(Simulation):
         for field in self._accelerations:
             field.masked_fill_(mask.unsqueeze(1), 0.0)
 
-    def unread_warnings(self) -> Unread[dict[str, int]]:
+    def deferred_warnings(self) -> Deferred[dict[str, int]]:
         noted = [wp.to_torch(x) for x in (self._overflowed, self._most_rows, self._most_contacts)]
         overflowed, rows, contacts = noted
         counts = (overflowed.unsqueeze(1) & self._kind_bits).ne(0).sum(dim=0)
@@ -111,7 +111,7 @@ class WarpSimulation(Simulation):
         numbers = torch.cat((counts, *most, contacts))
         for tensor in (*noted, wp.to_torch(self._data.overflow)):
             tensor.zero_()
-        return Unread(numbers, self._take_warnings)
+        return Deferred(numbers, self._take_warnings)
 
     def _take_warnings(self, numbers: list[float]) -> dict[str, int]:
         """Note what the buffers needed, enlarge those that overflowed, and return the warnings."""

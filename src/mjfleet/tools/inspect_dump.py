@@ -9,7 +9,7 @@ import tyro
 
 from mjfleet.config.flags import parse_flags
 from mjfleet.errors import UserError
-from mjfleet.runs.run_lookup import failure_files, find_run
+from mjfleet.runs.find_run import failure_files, find_run
 from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.utils.safe_read import open_regular
 

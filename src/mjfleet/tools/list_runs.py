@@ -13,7 +13,7 @@ import tyro
 from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.run_lookup import groups_in, runs_in
+from mjfleet.runs.find_run import groups_in, runs_in
 from mjfleet.runs.run_summary import Summary, summarise, summarise_group
 from mjfleet.tools.prune_runs import Conditions, prune
 from mjfleet.tools.terminal_table import print_table

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from mjfleet.rl.phase import HeartbeatBase, Phase
+from mjfleet.rl.worker_phases import HeartbeatBase, Phase
 
 START_SECONDS = 120.0  # The least that a worker may take before training begins: disks are slow.
 ASLEEP_SECONDS = 5.0  # After a longer gap between two looks, the process that looks was suspended.

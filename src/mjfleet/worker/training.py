@@ -1,5 +1,6 @@
 """Builds what one worker trains with, and trains. Imports torch."""
 
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.resumed_attempt import adopt_attempt
 from mjfleet.video.training_videos import TrainingVideos
 from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.kernel_compilation import first_worker_compiles
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import WorkerArgs
@@ -39,14 +41,9 @@ def build(
     device, evaluator = args.devices[rank.local_rank], None
     make_env = partial(build_env, found, config, args.engine, device, args.threads)
     make_env = partial(make_env, while_compiling=heartbeat.excused)
-    # The first worker of a host compiles kernels; the others wait, and find them in warp's cache.
-    is_compiled, is_first = args.engine == "warp", rank.local_rank == 0
-    if is_compiled and not is_first:
-        with heartbeat.excused():
-            collectives.total([0])
-    env = make_env(rank=rank.rank, group_size=config.agent.algorithm.envs_per_group)
-    if is_compiled and is_first:
-        collectives.total([0])
+    is_compiled = args.engine == "warp"
+    with first_worker_compiles(rank, collectives, heartbeat) if is_compiled else nullcontext():
+        env = make_env(rank=rank.rank, group_size=config.agent.algorithm.envs_per_group)
     if config.eval_interval is not None:
         first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
         with own_random_numbers(EVALUATION_SEED, device):

@@ -9,7 +9,7 @@ from mjfleet.config import from_dict
 from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import Stopped
 from mjfleet.registry import find_task
-from mjfleet.rl.phase import Phase
+from mjfleet.rl.worker_phases import Phase
 from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import enough_memory
 from mjfleet.utils.wait_until import wait_until

@@ -11,7 +11,7 @@ from mujoco import mjtJoint
 
 from mjfleet.env import Env
 from mjfleet.env.contract import EnvContract
-from mjfleet.env.undeclared import changes, look
+from mjfleet.env.undeclared_changes import changes, look
 from mjfleet.sim.simulation import DERIVED_FIELDS
 from mjfleet.tools.check_task.subject import (
     Finding,

@@ -24,8 +24,8 @@ from mjfleet.errors import UserError
 from mjfleet.launch.devices import choose_devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask, discover
+from mjfleet.runs.find_run import LATEST
 from mjfleet.runs.resume_choice import Resume
-from mjfleet.runs.run_lookup import LATEST
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing
 from mjfleet.tools.trained_policy import find_policy

@@ -12,7 +12,7 @@ import tyro
 from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder
 from mjfleet.errors import UserError
-from mjfleet.runs.run_lookup import find_run
+from mjfleet.runs.find_run import find_run
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.report.curves import changing, curves_of, select
 from mjfleet.tools.report.logged_run import MINUTES, STEPS, Rows, read_named

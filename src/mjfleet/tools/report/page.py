@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
+from mjfleet.runs.find_run import failure_files, members_of
 from mjfleet.runs.run_json import is_group, now
-from mjfleet.runs.run_lookup import failure_files, members_of
 from mjfleet.runs.run_summary import summarise, summarise_group
 from mjfleet.tools.report.curves import INTERVAL, by_heading, changing, curves_of
 from mjfleet.tools.report.logged_run import AXES, Rows, read_run

@@ -16,7 +16,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # Another one whenever a mach
 
 
 @dataclass(frozen=True)
-class AskFacts:
+class AskInventory:
     """Asks for the facts of a host."""
 
     task_folder: str
@@ -25,7 +25,7 @@ class AskFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostFacts:
+class HostInventory:
     """What the launcher has to know of a host before workers are started there."""
 
     versions: Mapping[str, str]
@@ -40,7 +40,7 @@ class HostFacts:
     address: str  # At which ssh has reached it; elsewhere it means nothing.
 
 
-def host_facts(asked: AskFacts) -> HostFacts:
+def host_inventory(asked: AskInventory) -> HostInventory:
     """Return the facts of this host."""
     launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
     versions = {"Python": platform.python_version(), **stack_versions()}
@@ -49,7 +49,7 @@ def host_facts(asked: AskFacts) -> HostFacts:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "missing"
-    return HostFacts(
+    return HostInventory(
         versions=versions,
         code=digests(Path(__file__).parents[1]),
         task=digests(Path(asked.task_folder)),

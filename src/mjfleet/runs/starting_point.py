@@ -13,10 +13,10 @@ from mjfleet.config.train_config import continues_in_place, field_kinds
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import checkpoints_in
 from mjfleet.runs.config_yaml import differences
+from mjfleet.runs.find_run import find_run, is_of_this_user
 from mjfleet.runs.resume_choice import Resume, find_trained, read_run
 from mjfleet.runs.run_json import is_group
 from mjfleet.runs.run_lock import lock_again
-from mjfleet.runs.run_lookup import find_run, is_of_this_user
 from mjfleet.runs.task_snapshot import changes_since
 
 INIT_STD = "agent.actor.distribution.init_std"

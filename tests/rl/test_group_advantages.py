@@ -13,7 +13,7 @@ from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.build_algorithm import choose_algorithm
 from mjfleet.rl.checkpoint_contents import Checkpointer
-from mjfleet.rl.groups import group_advantages
+from mjfleet.rl.group_advantages import group_advantages
 from mjfleet.rl.runner import Runner
 
 from ..conftest import Output, Refusal, only_run, rows

@@ -15,8 +15,8 @@ import torch
 
 from mjfleet.config import from_dict
 from mjfleet.loggers.logger import Row
-from mjfleet.rl.captured import Captured
 from mjfleet.rl.checkpoint_contents import Checkpointer
+from mjfleet.rl.graph_capture import Captured
 from mjfleet.rl.runner import Runner
 
 from ..env.test_env import BUNDLED, build_task

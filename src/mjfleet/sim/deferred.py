@@ -12,8 +12,8 @@ import torch
 T = TypeVar("T")
 
 
-class Unread(NamedTuple, Generic[T]):
-    """Something that follows from numbers on a device."""
+class Deferred(NamedTuple, Generic[T]):
+    """Numbers on a device, and the function that decodes them once they are read."""
 
     numbers: torch.Tensor
     """Of any shape and type. They are read as float64."""
@@ -21,11 +21,11 @@ class Unread(NamedTuple, Generic[T]):
     """Returns what follows from the flattened numbers."""
 
 
-def read(*unread: Unread[Any]) -> list[Any]:
-    """Return what each stands for. All are on one device; this waits for it once."""
-    flat = [part.numbers.reshape(-1).to(torch.float64) for part in unread]
+def read(*deferred: Deferred[Any]) -> list[Any]:
+    """Read and decode values whose numbers are all on one device, and wait for it once."""
+    flat = [value.numbers.reshape(-1).to(torch.float64) for value in deferred]
     numbers = iter(torch.cat(flat).tolist())
-    return [part.decode(list(islice(numbers, part.numbers.numel()))) for part in unread]
+    return [value.decode(list(islice(numbers, value.numbers.numel()))) for value in deferred]
 
 
 def first(numbers: list[float]) -> float:

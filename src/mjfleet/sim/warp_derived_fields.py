@@ -28,7 +28,7 @@ FORCE_FIELDS = {"actuator_velocity", "ten_velocity", "qfrc_bias", "qfrc_passive"
 """What `mjw.fwd_velocity` computes beside the velocities of bodies; FORCE_SENSORS show it."""
 
 
-class DerivedStage:
+class DerivedFields:
     """Computes what depends on positions and velocities. `mjw.step1` would clear all sensors.
 
     Contacts, constraints and inertia matrix are left out where no sensor needs them: they take

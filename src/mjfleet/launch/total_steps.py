@@ -1,0 +1,30 @@
+"""Turns --total-steps into a number of iterations. Runs in the launcher."""
+
+import math
+from dataclasses import replace
+
+from mjfleet.launch.launch_plan import LaunchPlan
+from mjfleet.runs.checkpoints import counted
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
+from mjfleet.runs.resume_choice import Resume
+
+
+def limit_steps(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
+    """Return the plan with the iterations that reach --total-steps, which must be set.
+
+    Steps and iterations before the checkpoint of `resume` count.
+    """
+    total, each = plan.config.total_steps, plan.steps_per_iteration
+    assert total is not None
+    iterations = steps = 0
+    if resume and resume.checkpoint and resume.iteration:
+        iterations, steps = resume.iteration, counted(resume.checkpoint, "total_steps") or 0
+        if not steps:  # Checkpoints of earlier versions do not say it.
+            metrics = resume.checkpoint.absolute().parent.parent / METRICS_FILE
+            rows = read_rows(metrics, iterations)[1]
+            steps = int((value(rows[-1], "total_steps") if rows else None) or iterations * each)
+    iterations += max(0, math.ceil((total - steps) / each))
+    agent = replace(plan.config.agent, max_iterations=iterations)
+    note = f"--total-steps {total}: {iterations} iterations, of {each} steps each"
+    config = replace(plan.config, agent=agent)
+    return replace(plan, config=config, notes=(*plan.notes, note))
