@@ -4,6 +4,7 @@ The names below are the Python API, which docs/api.md describes. Each is importe
 torch takes seconds.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,9 @@ def __getattr__(name: str) -> Any:
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from mjfleet.utils.mujoco_import import import_mujoco
+    from mjfleet.utils.user_folders import have_user_folders
 
+    have_user_folders(os.environ)
     import_mujoco()
     return getattr(import_module(f"mjfleet.{MODULES[name]}"), name)
 

@@ -17,6 +17,7 @@ from mjfleet.utils.console import discard, open_streams, print_error
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.parent_death import MISTAKE_VARIABLE
+from mjfleet.utils.user_folders import have_user_folders
 
 MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 LOCAL_RANK_0_SECONDS = 3.0
@@ -58,6 +59,7 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     signal's number for a signal. Their text is printed without a traceback.
     """
     open_streams()
+    have_user_folders(os.environ)
     if shutil.get_terminal_size().columns < MIN_COLUMNS:
         os.environ["COLUMNS"] = str(MIN_COLUMNS)
     mistake = os.environ.pop(MISTAKE_VARIABLE, None)  # What this process starts has no part in it.

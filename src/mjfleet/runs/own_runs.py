@@ -58,17 +58,16 @@ def id_of(folder: Path) -> str:
 
 
 def add_note(folder: Path, run_id: str, placement: Mapping[str, Any], code: str = "") -> None:
-    """Note an attempt to train; without a state folder, as without a home, nothing is noted."""
+    """Note an attempt to train; where the state folder cannot be written, nothing is noted."""
     old, file = note_of(folder), _file(run_id)
     placements = [some for some in old.placements if some != placement] if old else []
     codes = [one for one in old.codes if one != code] if old else []
     place = str(folder.resolve())
     note = Note(run_id, place, [*placements, dict(placement)], [*codes, *filter(None, [code])])
     text = json.dumps(asdict(note), indent=2)
-    if file.is_absolute():
-        with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(file, lambda opened: opened.write(text.encode()))
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(file, lambda opened: opened.write(text.encode()))
 
 
 def remove_note(folder: Path) -> None:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from platformdirs import user_cache_path
 
 from mjfleet.utils.mujoco_import import import_mujoco
+from mjfleet.utils.user_folders import have_user_folders
 
 THRESHOLDS = {
     "MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20),
@@ -17,6 +18,7 @@ THRESHOLDS = {
 
 def prepare() -> None:
     """Prepare this process; call it before anything imports torch or mujoco."""
+    have_user_folders(os.environ)
     # By default OpenMP's threads spin while they wait for each other. Where other processes want
     # the cores, they spin through their time slices, and an update can take ten times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
