@@ -18,21 +18,21 @@ from mjfleet.cli.run_command import run_command
 from mjfleet.cli.train import train
 from mjfleet.errors import UserError
 from mjfleet.loggers.console_logger import ConsoleLogger
-from mjfleet.registry import FoundTask, discover
+from mjfleet.registry import FoundTask, discover, find_task
 from mjfleet.tools.check_task.examine import examine, on_native
 
 from .bench.tiny import run_script
-from .conftest import REPOSITORY, Output, write_task
+from .conftest import REPOSITORY, Output, only_run, write_task
 from .loggers.test_console_logger import make_row
 from .tools.own_robots import CART
 from .tools.test_play import column
 
 README = (REPOSITORY / "README.md").read_text()
 TASKS_PAGE = (REPOSITORY / "docs/tasks.md").read_text()
-LEGGED = re.search(
-    "^## A legged robot of your own\n.*?(?=^## )", TASKS_PAGE, flags=re.DOTALL | re.MULTILINE
-)[0]  # pyright: ignore[reportOptionalSubscript]
-GUIDE = TASKS_PAGE.replace(LEGGED, "")
+SECTIONS = re.split("^## ", TASKS_PAGE, flags=re.MULTILINE)
+(VARIANT,) = (text for text in SECTIONS if text.startswith("A variant of a bundled task\n"))
+(LEGGED,) = (text for text in SECTIONS if text.startswith("A legged robot of your own\n"))
+GUIDE = TASKS_PAGE.replace(VARIANT, "").replace(LEGGED, "")
 PAGES = [
     *REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").glob("*.md"),
     *(REPOSITORY / "tasks").glob("*/*.md"),
@@ -124,6 +124,21 @@ def test_the_pieces_of_the_guide_are_tasks_without_mistakes(output: Output, tmp_
     assert len(pieces) > 6
     for piece in pieces:
         assert_no_mistakes(found, f"env:{piece}")
+
+
+def test_the_variant_of_the_guide_has_no_mistakes_and_its_run_keeps_the_bundled_task(
+    output: Output, tmp_path: Path
+) -> None:
+    config, env = (text for language, text in BLOCK.findall(VARIANT) if language == "python")
+    write_task(tmp_path / "tasks", "steady", config, env)
+    found = discover({}, str(tmp_path / "tasks")).tasks["cartpole-steady"]
+    assert not list(on_native(found))
+    few = ("--env.num-envs", "8", "--env.episode-seconds", "1", "--agent.max-iterations", "1")
+    output("train", "cartpole-steady", *few)
+    assert "reward/effort" in output("play", "cartpole-steady", "--resume", "latest")
+    (kept,) = (only_run(tmp_path, "cartpole-steady") / "task").iterdir()
+    (base, *_) = find_task("cartpole-steady", kept).load("env:SteadyEnv").__bases__
+    assert inspect.getfile(base) == str(kept / "cartpole/env.py")
 
 
 def test_the_quadruped_of_the_guide_has_no_mistakes_stands_and_trains(

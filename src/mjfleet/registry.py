@@ -212,12 +212,15 @@ def bundled_tasks() -> Path:
 
 
 def _import_package(folder: Path) -> str:
-    """Make `folder` importable as a package; return its name, which depends on the whole path."""
+    """Make `folder` importable as a package; return its name, which depends on the whole path.
+
+    Bundled tasks are packages in it, from which a task can derive: `from .go1.env import FlatEnv`.
+    """
     folder = folder.resolve()
     stem = "".join(c if c.isalnum() else "_" for c in folder.name)
     name = f"mjfleet_task_{stem}_{zlib.crc32(os.fsencode(folder)):08x}"
     if name not in sys.modules:
         spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
-        spec.submodule_search_locations = [str(folder)]
+        spec.submodule_search_locations = [str(folder), str(bundled_tasks())]
         sys.modules[name] = importlib.util.module_from_spec(spec)
     return name

@@ -76,6 +76,31 @@ def test_code_of_ones_own_run_is_used_as_it_was(folder: Path, tmp_path: Path) ->
         assert (was / "meshes" / "hand.stl").read_bytes() == b"\0\1\2"
 
 
+def test_a_bundled_task_that_the_code_imports_belongs_to_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundled = tmp_path / "bundled"
+    for name in ("pole", "hand"):
+        (bundled / name).mkdir(parents=True)
+        (bundled / name / "env.py").write_text("from .hand import A\nx = 1\n")
+    (folder / "hand.py").touch()
+    with (folder / "env.py").open("a") as env:
+        env.write("from .pole.env import Pole\nfrom .hand import Hand\n")
+    monkeypatch.setattr(task_snapshot, "bundled_tasks", lambda: bundled)
+    checkpoint = keep(folder, tmp_path / "run")
+    was = own_snapshot(checkpoint, "arm").folder
+    assert {*read_code(folder).files} - {"env.py", "meshes/hand.stl", "hand.py"} == {"pole/env.py"}
+    assert changes_since(checkpoint, folder) is None
+    (bundled / "pole" / "env.py").write_text("x = 2\n")
+    assert changes_since(checkpoint, folder) == (
+        "the task's code has changed since model_1.pt: pole/env.py; "
+        f"`diff -r {was}/pole {bundled}/pole` shows how"
+    )
+    (folder / "env.py").write_text("x = 2\n")
+    assert "model_1.pt: env.py, pole/env.py; `diff -r " in str(changes_since(checkpoint, folder))
+    assert (was / "pole" / "env.py").read_text().endswith("x = 1\n")
+
+
 def test_other_code_is_refused(folder: Path, tmp_path: Path) -> None:
     checkpoint = keep(folder, tmp_path / "run")
     (kept,) = (tmp_path / "run" / "task").iterdir()

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mjfleet.errors import UserError
+from mjfleet.registry import bundled_tasks
 from mjfleet.runs.checkpoints import about
 from mjfleet.runs.config_yaml import config_of_attempt
 from mjfleet.runs.own_runs import note_of
@@ -21,11 +22,15 @@ from mjfleet.utils.safe_read import open_regular
 
 FOLDER = "task"  # In the run directory; a snapshot is `task/<beginning of its hash>`.
 MAX_BYTES = 64 << 20  # Of a snapshot; the largest files are left out.
+OWN_IMPORT = re.compile(rb"^[ \t]*from \.(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class TaskCode:
-    """The content of a task's folder, without compiled Python and hidden files."""
+    """The content of a task's folder, without compiled Python and hidden files.
+
+    The folders of bundled tasks that it imports are in it, as `go1/env.py`.
+    """
 
     files: Mapping[str, bytes]  # By their paths in the folder.
     left_out: Sequence[str]  # Paths of links, of special files, and of what is too large.
@@ -48,21 +53,44 @@ class Snapshot:
 
 
 def read_code(folder: Path) -> TaskCode:
-    """Read a task's folder, or a snapshot of it: the smallest files first, code before meshes."""
-    files: dict[str, bytes] = {}
-    left_out, room = list[str](), MAX_BYTES
+    """Read a task's folder, or a snapshot of it, and the bundled tasks that it imports."""
+    files, left_out = dict[str, bytes](), list[str]()
+    _read(folder, "", files, left_out)
+    for base in _bases(folder, files):
+        _read(bundled_tasks() / base, f"{base}/", files, left_out)
+    return TaskCode(dict(sorted(files.items())), sorted(left_out))
+
+
+def _read(folder: Path, prefix: str, files: dict[str, bytes], left_out: list[str]) -> None:
+    """Add a folder's files with a prefix: the smallest files first, code before meshes."""
+    room = MAX_BYTES - sum(map(len, files.values()))
     for _, path in sorted((path.lstat().st_size, path) for path in folder.rglob("*")):
         parts = path.relative_to(folder).parts
         if any(part[0] == "." or part == "__pycache__" for part in parts):
             continue
         if path.is_symlink() or not path.is_dir():
+            name = prefix + "/".join(parts)
             try:
                 with open_regular(path, room) as file:
-                    data = files["/".join(parts)] = file.read()
+                    data = files[name] = file.read()
                 room -= len(data)
             except OSError:
-                left_out.append("/".join(parts))
-    return TaskCode(dict(sorted(files.items())), sorted(left_out))
+                left_out.append(name)
+
+
+def _bases(folder: Path, files: Mapping[str, bytes]) -> list[str]:
+    """Return the folders of bundled tasks that modules of a task's folder import, by their names.
+
+    What the folder itself has of such a name is imported instead. A snapshot has them all.
+    """
+    own = [data for path, data in files.items() if path.endswith(".py") and "/" not in path]
+    names = sorted({name.decode() for data in own for name in OWN_IMPORT.findall(data)})
+    return [
+        name
+        for name in names
+        if (bundled_tasks() / name).is_dir()
+        and not ((folder / name).exists() or (folder / f"{name}.py").exists())
+    ]
 
 
 def keep(code: TaskCode, run_dir: Path, place: Path) -> None:
@@ -91,8 +119,11 @@ def changes_since(source: Path, task_folder: Path) -> str | None:
     old = read_code(kept).files
     names = [n for n in sorted({*old, *now.files}) if old.get(n) != now.files.get(n)]
     changed = printable(", ".join(names)) or "files of which there is no copy"
-    command = shlex.join(["diff", "-r", str(kept), str(task_folder)])
-    return f"the task's code has changed since {source.name}: {changed}; `{command}` shows how"
+    pairs = {base: (kept / base, bundled_tasks() / base) for base in _bases(task_folder, now.files)}
+    folders = [pairs.get(name.partition("/")[0], (kept, task_folder)) for name in names]
+    commands = [shlex.join(["diff", "-r", *map(str, pair)]) for pair in dict.fromkeys(folders)]
+    shown = "; ".join(commands)
+    return f"the task's code has changed since {source.name}: {changed}; `{shown}` shows how"
 
 
 def snapshot_of(source: Path) -> Snapshot:
