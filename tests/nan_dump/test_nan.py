@@ -296,7 +296,7 @@ class SteadyEnv(SpoiltEnv):
         return {"plain": one, "pair": (3 * one, 3 * one)}
 
 
-@pytest.mark.parametrize("spoil", ["observation", "reward", "overflow", "qvel"])
+@pytest.mark.parametrize("spoil", ["observation", "reward", "overflow", "qvel", "ctrl"])
 def test_a_step_that_resets_its_world_counts_in_no_mean(spoil: str) -> None:
     runner = make_runner(SteadyEnv, "native", spoil=spoil, on_nan="reset")
     rows = train(runner)
