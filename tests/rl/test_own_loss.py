@@ -1,5 +1,6 @@
 """A loss of one's own: the one of the documentation, and mistakes."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from rsl_rl import algorithms
+from rsl_rl.models import MLPModel
 from torch import nn
 
 from mjfleet.config import from_dict
@@ -19,7 +22,7 @@ from mjfleet.rl.runner import Runner
 from ..conftest import Output, copy_task, rows
 from ..env.test_env import BUNDLED, build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub
-from .test_own_classes import LEARNER, train
+from .test_own_classes import LEARNER, PENALTY, PENALTY_CONFIG, train
 from .test_ranks import weights
 
 SLOW = pytest.mark.slow
@@ -129,6 +132,22 @@ def test_two_workers_learn_it_resume_and_it_is_played(
     output("play", task, "--resume", "parts", *few)
 
 
+def test_the_documented_parameter_is_learned_by_two_workers(output: Output, tmp_path: Path) -> None:
+    folder = copy_task(tmp_path / "tasks", "own")
+    (folder / "penalty.py").write_text(PENALTY)
+    with (folder / "config.py").open("a") as file:
+        file.write(f"{PENALTY_CONFIG}\nfrom dataclasses import replace\n")
+        file.write("TASKS['own-balance'] = replace(TASKS['own-balance'], agent=PENALIZED)\n")
+    train(output, "own-balance", 2, "--cpu-workers", "2", "--run-dir", "run")
+    weights = [float(row["loss/kl_weight"]) for row in rows(tmp_path / "run")]
+    states = [
+        torch.load(tmp_path / f"run/checkpoints/model_{n}.pt", weights_only=True) for n in (1, 2)
+    ]
+    first, second = (s["extra_state_dict"]["penalty.log_weight"].exp().item() for s in states)
+    # Updates are small at first, so that the weight shrinks.
+    assert 1 > weights[0] > first > weights[1] > second
+
+
 def total(change: Callable[[torch.Tensor], Any]) -> Any:
     def loss(self: Any, minibatch: Minibatch) -> Any:
         value, parts = PPO.loss(self, minibatch)
@@ -145,10 +164,31 @@ def named(name: str, value: Any) -> Any:
     return loss
 
 
-def ends_elsewhere(self: Any, minibatch: Minibatch) -> Any:
-    found = PPO.loss(self, minibatch)
-    self.actor.distribution.update(self.actor.mlp(minibatch.actor_inputs[:3]))
-    return found
+def ends_at(choose: Callable[[Any, Minibatch], torch.Tensor]) -> dict[str, Any]:
+    """Return a loss after which the actor's distribution is that at chosen inputs."""
+
+    def loss(self: Any, minibatch: Minibatch) -> Any:
+        found = PPO.loss(self, minibatch)
+        self.actor.distribution.update(self.actor.mlp(choose(self, minibatch)))
+        return found
+
+    return {"loss": loss}
+
+
+def a_step_later(alg: Any, minibatch: Minibatch) -> torch.Tensor:
+    seen = alg.storage.observations.flatten(0, 1)
+    return alg.actor.get_latent(seen)[(minibatch.samples + alg.storage.num_envs) % len(seen)]
+
+
+def writes(name: str, change: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
+    """Return a loss that changes a field of its minibatch in place."""
+
+    def loss(self: Any, minibatch: Minibatch) -> Any:
+        field: Any = getattr(minibatch, name)
+        change(field[0] if isinstance(field, tuple) else field)
+        return PPO.loss(self, minibatch)
+
+    return {"loss": loss}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +201,13 @@ def ends_elsewhere(self: Any, minibatch: Minibatch) -> Any:
         ({"loss": lambda self, batch: PPO.loss(self, batch)[0]}, "return total, parts"),
         ({"loss": named("a/b", torch.ones(()))}, "'a/b' is no name"),
         ({"loss": named("mine", 1.0)}, "mine is 1.0, and has to be a scalar tensor"),
-        ({"loss": ends_elsewhere}, "distribution at other samples"),
+        (ends_at(lambda alg, batch: batch.actor_inputs[:3]), "distribution at other observations"),
+        (ends_at(lambda alg, batch: -batch.actor_inputs), "distribution at other observations"),
+        (ends_at(lambda alg, batch: batch.actor_inputs.flip(0)), "at other observations"),
+        (ends_at(a_step_later), "distribution at other observations"),
+        (writes("advantages", lambda x: x.mul_(1.5)), "changes minibatch.advantages in place"),
+        (writes("returns", lambda x: x[:1].zero_()), "changes minibatch.returns in place"),
+        (writes("distribution", lambda x: x.clamp_(-1, 1)), "minibatch.distribution in place"),
         ({"modules": lambda self: {"actor": nn.Linear(1, 1)}}, "'actor' is no name .* or taken"),
         ({"modules": lambda self: {"keys": nn.Linear(1, 1)}}, "'keys' is no name .* or taken"),
         ({"modules": lambda self: [nn.Linear(1, 1)]}, "return a dictionary of networks"),
@@ -190,14 +236,107 @@ def test_a_loss_whose_parts_get_other_names_is_refused(later: dict[str, float]) 
         runner.train(lambda row: None, lambda: None)
 
 
-def test_a_network_made_elsewhere_is_named() -> None:
+def never_learned(**attributes: Any) -> type[PPO]:
+    """Return a class with attributes that no optimiser knows of."""
+
     class Elsewhere(PPO):
         def __init__(self, *parts: Any, **settings: Any) -> None:
             super().__init__(*parts, **settings)
-            self.head = nn.Linear(2, 2)
+            vars(self).update(attributes)
 
-    with pytest.raises(UserError, match=r"Elsewhere\.head is a network that is not learned"):
-        make_runner(Elsewhere)
+    return Elsewhere
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("head", {"head": nn.Linear(2, 2)}),
+        ("log_beta", {"log_beta": nn.Parameter(torch.zeros(()))}),
+        ("weights", {"weights": torch.zeros(3, requires_grad=True)}),
+        ("heads[1]", {"heads": [nn.Linear(5, 1).requires_grad_(False), nn.Linear(5, 1)]}),
+        ("heads['value']", {"heads": {"value": nn.Linear(5, 1)}}),
+    ],
+)
+def test_what_nobody_learns_is_refused_by_its_name(name: str, attributes: dict[str, Any]) -> None:
+    words = rf"Elsewhere\.{re.escape(name)} requires a gradient and is not learned: .*modules"
+    with pytest.raises(UserError, match=words):
+        make_runner(never_learned(**attributes))
+
+
+def test_what_a_loss_uses_and_nobody_learns_is_refused_wherever_it_is_kept() -> None:
+    kept = {"scale": {"deep": torch.ones(2, 3, requires_grad=True)}}
+
+    def loss(self: Any, minibatch: Minibatch) -> Any:
+        value, parts = PPO.loss(self, minibatch)
+        return value + kept["scale"]["deep"].square().mean(), parts
+
+    with pytest.raises(
+        UserError, match=r"a tensor of shape \(2, 3\) that Loss\.loss uses requires"
+    ):
+        make_runner(type("Loss", (PPO,), {"loss": loss}))
+    kept["scale"]["deep"].requires_grad_(False)
+    make_runner(type("Loss", (PPO,), {"loss": loss}))
+
+
+def test_what_an_optimiser_of_ones_own_learns_is_accepted() -> None:
+    class Dual(PPO):
+        def __init__(self, *parts: Any, **settings: Any) -> None:
+            super().__init__(*parts, **settings)
+            self.multiplier = nn.Parameter(torch.zeros(()))
+            self.dual_optimizer = torch.optim.SGD([self.multiplier], lr=0.1)
+
+        def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            total, parts = super().loss(minibatch)
+            return total + self.multiplier * parts["entropy"].detach(), parts
+
+    make_runner(Dual)
+
+
+def test_a_gradient_penalty_is_accepted() -> None:
+    def loss(self: Any, minibatch: Minibatch) -> Any:
+        total, parts = PPO.loss(self, minibatch)
+        inputs = minibatch.critic_inputs.detach().requires_grad_()
+        values = self.critic.mlp(inputs).sum()
+        (slopes,) = torch.autograd.grad(values, inputs, create_graph=True)
+        return total + slopes.square().mean(), parts
+
+    make_runner(type("Loss", (PPO,), {"loss": loss}))
+
+
+class Unregistered(MLPModel):
+    """A network with a layer in a list, which torch does not know of."""
+
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self.around = [nn.Linear(self.obs_dim, 1)]
+
+    def forward(self, *parts: Any, **more: Any) -> torch.Tensor:
+        return super().forward(*parts, **more)
+
+
+@pytest.mark.parametrize("name", ["own:Loss", "ppo"])
+def test_a_layer_of_a_network_that_torch_does_not_know_is_named(name: str) -> None:
+    env = build_task("cartpole-balance", "native", "cpu", num_envs=4)
+    data = {"critic": {"class_name": "own:Net"}, "algorithm": {"name": name}}
+    agent = from_dict(BUNDLED["cartpole-balance"].task.agent, data)
+    kinds = {"own:Loss": algorithms.PPO, "own:Net": Unregistered}
+    with pytest.raises(UserError, match=r"critic\.around\[0\] is not learned.*nn\.ModuleList"):
+        Runner(env, agent, "cpu", 1, lambda name, base=None: kinds[name])
+
+
+def test_random_layers_and_running_statistics_are_as_they_were() -> None:
+    class Dropping(PPO):
+        def modules(self) -> dict[str, nn.Module]:
+            self.actor.mlp.insert(1, nn.Dropout(0.5))
+            normalise = nn.BatchNorm1d(64, affine=False)
+            self.critic.mlp.insert(1, normalise)
+            return {}
+
+        def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            return super().loss(minibatch)
+
+    alg = make_runner(Dropping).alg
+    assert not alg.critic.mlp[1].running_mean.any()
 
 
 def test_a_network_of_ones_own_may_share_layers_with_the_actor() -> None:

@@ -69,6 +69,7 @@ def make_algorithm(
     make = partial(make, **settings)
     alg = build_algorithm(make, env, agent, device, load, collectives, num_threads)
     alg.slower = slower
+    loss_check.check_networks(alg)
     if isinstance(alg, PPO):
         loss_check.check(alg, env.get_observations())
     return alg

@@ -1,37 +1,59 @@
-"""Checks the loss of a subclass of PPO, above all before it is learned from. Runs in a worker."""
+"""Checks networks and loss of a subclass of PPO before they are learned from. Runs in a worker."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torch.optim import Optimizer
 
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 from mjfleet.rl.minibatches import Minibatch, forget_nodes
 
 NAME = re.compile(r"[A-Za-z0-9_]+")
+CLOSE = 1e-3
+"""The difference of two distributions that counts as rounding, relative to the greatest value."""
+
+
+def check_networks(alg: Any) -> None:
+    """Raise UserError if a network, which may be of the user's class, has layers that torch does
+    not know of, such as those in a list."""
+    for name in ("actor", "critic", "extra"):
+        network: nn.Module = getattr(alg, name)
+        known = {*network.parameters()}
+        for place, module in network.named_modules(prefix=name):
+            for what, leaf in _leaves_of(module, place):
+                if leaf not in known:
+                    raise UserError(
+                        f"{what} is not learned, since {name} does not know of it: make it an "
+                        "attribute of its own, an `nn.ModuleList` instead of a list, an "
+                        "`nn.Parameter` instead of a tensor."
+                    )
 
 
 def check(alg: Any, observations: TensorDict) -> None:
-    """Try the networks and the loss of a subclass on the first observations; nothing is learned.
+    """Try the loss of a subclass on the first observations; nothing is learned.
 
     Raises:
-        UserError: they cannot be learned from.
+        UserError: it cannot be learned from.
     """
-    known = set(alg.gradient.parameters)
-    for name, value in vars(alg).items():
-        learned = value.parameters() if isinstance(value, nn.Module) else ()
-        if not {p for p in learned if p.requires_grad} <= known:
-            raise UserError(
-                f"{type(alg).__name__}.{name} is a network that is not learned: return it from "
-                f'`modules()` as {{"{name}": ...}}; it is `self.extra["{name}"]` then.'
-            )
+    learned = _learned(alg)
+    for name, leaf in _leaves_of(alg, type(alg).__name__):
+        if leaf not in learned:
+            raise _not_learned(name)
     if alg.has_own_loss:
+        buffers = [b for part in (alg.actor, alg.critic, alg.extra) for b in part.buffers()]
+        before = [buffer.clone() for buffer in buffers]
         with own_random_numbers(0, alg.device):
-            alg.name_losses(_check_loss(alg, _try_minibatch(alg, observations)))
+            minibatch = _try_minibatch(alg, observations)
+            alg.name_losses(_check_loss(alg, minibatch))
+            _check_distribution(alg, minibatch)
+        forget_nodes(alg, minibatch.actor_inputs)
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
 
 
 def stack_parts(alg: Any, parts: Mapping[str, torch.Tensor], names: Sequence[str]) -> torch.Tensor:
@@ -51,7 +73,9 @@ def _check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
         UserError: the loss cannot be learned from.
     """
     where = f"{type(alg).__name__}.loss"
+    versions = [tensor._version for tensor in minibatch.tensors()]
     found: Any = alg.loss(minibatch)
+    _refuse_changes(where, minibatch, versions)
     is_pair = isinstance(found, tuple) and len(found) == 2
     if not (is_pair and isinstance(found[0], torch.Tensor) and isinstance(found[1], dict)):
         raise UserError(
@@ -67,20 +91,108 @@ def _check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
     for name in parts:
         if not NAME.fullmatch(name):
             raise UserError(f"{where}: {name!r} is no name of a part: take letters, digits and _.")
+    # Another call makes its own copies of what the first one has made, such as inputs for a
+    # gradient penalty. What both use is kept somewhere, to be learned.
+    if unknown := _leaves_under(total) - _learned(alg):
+        named = {leaf: name for name, leaf in _leaves_of(alg, type(alg).__name__)}
+        for leaf in unknown & _leaves_under(alg.loss(minibatch)[0]):
+            raise _not_learned(named.get(leaf) or f"a tensor {_kind(leaf)} that {where} uses")
     learned = alg.gradient.parameters
     gradients = (None,)
     if total.requires_grad:
         gradients = torch.autograd.grad(total, learned, allow_unused=True)
     if all(gradient is None for gradient in gradients):
         raise UserError(f"{where}: the total has no gradient by any parameter of the networks.")
-    now = alg.actor.output_distribution_params
-    if [p.shape for p in now] != [p.shape for p in minibatch.distribution]:
-        raise UserError(
-            f"{where} ends with the actor's distribution at other samples than the minibatch's: "
-            "call `super().loss(minibatch)` last, or update the distribution again."
-        )
-    forget_nodes(alg, minibatch.actor_inputs)
     return tuple(parts)
+
+
+def _check_distribution(alg: Any, minibatch: Minibatch) -> None:
+    """Raise UserError if the loss ends with the actor's distribution at other observations."""
+    actor, inputs = alg.actor, minibatch.actor_inputs
+
+    def parameters() -> list[torch.Tensor]:
+        return [p.detach().clone() for p in actor.output_distribution_params]
+
+    # All steps of the rollout have the same observations: without this, a sample would be equal to
+    # its neighbours. No value becomes negative, or greater than 1, by it.
+    inputs.lerp_(torch.full_like(inputs, 0.5), torch.rand_like(inputs) * 0.2)
+    alg.loss(minibatch)
+    left, expected = parameters(), []
+    with torch.no_grad():
+        for _ in range(2):
+            actor.distribution.update(actor.mlp(inputs))
+            expected.append(parameters())
+    is_random = not all(map(_are_close, *expected))  # As with dropout.
+    has_shape = [p.shape for p in left] == [p.shape for p in minibatch.distribution]
+    if not (has_shape and (is_random or all(map(_are_close, left, expected[0])))):
+        raise UserError(
+            f"{type(alg).__name__}.loss ends with the actor's distribution at other observations "
+            "than the minibatch's, from which the KL divergence would be computed: call "
+            "`super().loss(minibatch)` last, or end with `self.actor.distribution.update("
+            "self.actor.mlp(minibatch.actor_inputs))`."
+        )
+
+
+def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return bool((one - other).abs().max() <= CLOSE * other.abs().max())
+
+
+def _refuse_changes(where: str, minibatch: Minibatch, versions: Sequence[int]) -> None:
+    """Raise UserError if tensors of a minibatch have been written since they had the versions."""
+    names = [*minibatch._fields[:-1], *["distribution"] * len(minibatch.distribution)]
+    for name, tensor, version in zip(names, minibatch.tensors(), versions, strict=True):
+        if tensor._version != version:
+            raise UserError(
+                f"{where} changes minibatch.{name} in place. Each epoch has the same minibatches, "
+                "so that it would change again and again: compute a new tensor, as in "
+                "`advantages = 1.5 * minibatch.advantages`, and give that to others by "
+                "`minibatch._replace(advantages=advantages)`."
+            )
+
+
+def _learned(alg: Any) -> set[torch.Tensor]:
+    """Return what is learned: by the algorithm's optimiser, or another that it has."""
+    own = [value for value in vars(alg).values() if isinstance(value, Optimizer)]
+    groups = [group["params"] for optimizer in own for group in optimizer.param_groups]
+    return {*alg.gradient.parameters, *(parameter for group in groups for parameter in group)}
+
+
+def _leaves_of(owner: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what an object's attributes, and lists and dictionaries among them, have to learn."""
+    for attribute, value in vars(owner).items():
+        found = {f"{name}.{attribute}": value}
+        if isinstance(value, (list, tuple)):
+            found = {f"{name}.{attribute}[{index}]": item for index, item in enumerate(value)}
+        elif isinstance(value, dict):
+            found = {f"{name}.{attribute}[{key!r}]": item for key, item in value.items()}
+        for place, item in found.items():
+            tensors = item.parameters() if isinstance(item, nn.Module) else [item]
+            for one in tensors:
+                if isinstance(one, torch.Tensor) and one.is_leaf and one.requires_grad:
+                    yield place, one
+
+
+def _leaves_under(total: torch.Tensor) -> set[torch.Tensor]:
+    """Return the tensors that autograd would compute gradients of `total` for."""
+    leaves = {total} if total.is_leaf and total.requires_grad else set()
+    seen, waiting = set[Any](), [total.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [following for following, _ in node.next_functions]
+        if type(node).__name__ == "AccumulateGrad":
+            leaves.add(node.variable)
+    return leaves
+
+
+def _not_learned(what: str) -> UserError:
+    return UserError(
+        f"{what} requires a gradient and is not learned: return it from `modules()`, a single "
+        "parameter in an `nn.ParameterDict`, and use it by `self.extra`; or, if it is not to be "
+        "learned, call its `requires_grad_(False)`."
+    )
 
 
 def _try_minibatch(alg: Any, observations: TensorDict) -> Minibatch:
