@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from mjfleet.errors import UserError
+
 from .test_contract import ENGINES, WORLDS, build
 
 FLOAT32 = 2e-5
@@ -95,6 +97,12 @@ def test_rays_hit_the_geoms_of_the_groups_alone(sim: Any) -> None:
         (down, (1,), -1.0),
     ):
         assert sim.rays(*ray, groups).cpu().double() == pytest.approx(distance, abs=FLOAT32), groups
+
+
+@pytest.mark.parametrize("groups", [(0, 7), (-1,), 0, "0", None])
+def test_groups_that_there_are_not_are_refused(sim: Any, groups: Any) -> None:
+    with pytest.raises(UserError, match="it must be numbers of geom groups, 0 to 5, such as"):
+        sim.rays(*at((0.0, 0.0, 2.0), (0.0, 0.0, 1.0)), groups)
 
 
 def test_rays_follow_sizes_that_differ_between_worlds(sim: Any) -> None:

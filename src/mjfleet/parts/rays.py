@@ -9,7 +9,7 @@ import torch
 
 from mjfleet.env import Env
 from mjfleet.errors import UserError
-from mjfleet.sim import Simulation
+from mjfleet.sim import Simulation, group_flags
 
 Pattern = tuple[torch.Tensor, torch.Tensor]
 """Where rays start, `(rays, 3)`, m, and where they point, `(rays, 3)`, in the axes of a frame."""
@@ -172,9 +172,7 @@ def _find(sim: Simulation, frame: str) -> tuple[int, torch.Tensor, torch.Tensor]
 
 def _check_groups(model: mujoco.MjModel, body: int, given: Sequence[int]) -> tuple[int, ...]:
     """Return the groups; raise UserError unless rays hit geoms of them, but none of the robot's."""
-    groups = tuple(given)
-    if wrong := [one for one in groups if one not in range(mujoco.mjNGROUP)]:
-        raise UserError(f"groups has {wrong[0]}; groups are 0 to {mujoco.mjNGROUP - 1}.")
+    groups = tuple(np.flatnonzero(group_flags(given)).tolist())
     has_material, alpha = model.geom_matid >= 0, model.geom_rgba[:, 3].copy()
     alpha[has_material] = model.mat_rgba[model.geom_matid[has_material], 3]
     group, root = model.geom_group.clip(0, mujoco.mjNGROUP - 1), model.body_rootid[body]

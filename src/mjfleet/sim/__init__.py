@@ -4,9 +4,9 @@ from typing import Literal
 
 import mujoco
 
-from mjfleet.sim.simulation import FIELDS, Simulation
+from mjfleet.sim.simulation import FIELDS, Simulation, group_flags
 
-__all__ = ["FIELDS", "Simulation", "make_simulation"]
+__all__ = ["FIELDS", "Simulation", "group_flags", "make_simulation"]
 
 
 def make_simulation(

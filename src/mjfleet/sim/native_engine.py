@@ -10,7 +10,13 @@ import torch
 from mujoco.batch import Batch
 
 from mjfleet.sim.deferred import Deferred
-from mjfleet.sim.simulation import ACCELERATION_FIELDS, INTEGRATION_FIELDS, STATE_FIELDS, Simulation
+from mjfleet.sim.simulation import (
+    ACCELERATION_FIELDS,
+    INTEGRATION_FIELDS,
+    STATE_FIELDS,
+    Simulation,
+    group_flags,
+)
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
 _ACC = mujoco.mjtStage.mjSTAGE_ACC.value
@@ -115,7 +121,7 @@ class NativeSimulation(Simulation):
                 self._ends[count] = ends, ends.numpy()
         ends, array = self._ends[count]
         ends[0], ends[1] = starts, directions
-        is_hit = [group in groups for group in range(mujoco.mjNGROUP)]
+        is_hit = group_flags(groups)
         return torch.from_numpy(self._batch.ray(*array, geomgroup=is_hit)[0])
 
     def _ids(self, mask: torch.Tensor) -> np.ndarray:

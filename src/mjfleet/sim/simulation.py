@@ -3,7 +3,7 @@
 import difflib
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, ClassVar, Literal
@@ -12,6 +12,7 @@ import mujoco
 import numpy as np
 import torch
 
+from mjfleet.errors import UserError
 from mjfleet.sim.buffer_use import BufferUse
 from mjfleet.sim.deferred import Deferred, read
 
@@ -46,6 +47,19 @@ BOUNDS = ("geom_aabb", "geom_rbound")
 """Fields of a model that MuJoCo computes from the sizes of geoms."""
 
 FIELDS = STATE_FIELDS + DERIVED_FIELDS + ACCELERATION_FIELDS
+
+
+def group_flags(groups: Iterable[int]) -> tuple[bool, ...]:
+    """Return for each of MuJoCo's geom groups whether it is one of `groups`.
+
+    Raises:
+        UserError: `groups` are not numbers of geom groups.
+    """
+    known = range(mujoco.mjNGROUP)
+    if not isinstance(groups, Iterable) or any(one not in known for one in groups):
+        text = f"it must be numbers of geom groups, 0 to {known[-1]}, such as (0, 1)"
+        raise UserError(f"groups is {groups!r}; {text}.")
+    return tuple(group in groups for group in known)
 
 
 class Simulation(ABC):
@@ -186,6 +200,9 @@ class Simulation(ABC):
 
         Returns:
             Distances, `(num_envs, rays)`, in the engine's precision; -1 where nothing is hit.
+
+        Raises:
+            UserError: `groups` are not numbers of geom groups.
         """
 
     @abstractmethod

@@ -23,6 +23,7 @@ from mjfleet.sim.simulation import (
     DERIVED_FIELDS,
     INTEGRATION_FIELDS,
     Simulation,
+    group_flags,
     no_garbage_collection,
 )
 from mjfleet.sim.warp_derived_fields import DerivedFields, Level
@@ -166,15 +167,15 @@ class WarpSimulation(Simulation):
         self, starts: torch.Tensor, directions: torch.Tensor, groups: tuple[int, ...]
     ) -> torch.Tensor:
         self._read("xpos")
-        count = starts.shape[1]
+        count, is_hit = starts.shape[1], group_flags(groups)
         if count not in self._ray_arrays:
             with torch.inference_mode(False), wp.ScopedDevice(str(self.device)):
                 self._ray_arrays[count] = RayArrays(self.num_envs, count)
-                self._cast(count, groups)  # Compiles and loads the kernel.
+                self._cast(count, is_hit)  # Compiles and loads the kernel.
         to_starts, to_directions, distances = self._ray_arrays[count].tensors
         to_starts.copy_(starts)
         to_directions.copy_(directions)
-        self.launch(self._cast, count, groups)
+        self.launch(self._cast, count, is_hit)
         return distances.clone()
 
     def launch(self, function: Callable[..., None], *args: Any) -> None:
@@ -244,14 +245,12 @@ class WarpSimulation(Simulation):
             wp.launch(note_use, self.num_envs, [*needed, *noted])
         self._derived.compute(derived)
 
-    def _cast(self, count: int, groups: tuple[int, ...]) -> None:
-        """Cast so many rays."""
+    def _cast(self, count: int, is_hit: tuple[bool, ...]) -> None:
+        """Cast so many rays at the geom groups that are to be hit."""
         a: Any = self._ray_arrays[count]
-        is_hit: Any = wp.spatial_vector(
-            *(float(group in groups) for group in range(mujoco.mjNGROUP))
-        )
+        flags: Any = wp.spatial_vector(*map(float, is_hit))
         into = a.distances, a.geoms, a.normals
-        mjw.rays(self._model, self._data, a.starts, a.directions, is_hit, True, a.no_body, *into)
+        mjw.rays(self._model, self._data, a.starts, a.directions, flags, True, a.no_body, *into)
 
     def _read(self, name: str) -> None:
         """Compute a derived field from now on."""
