@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from mjfleet.bench.benchmark import Setup, run_script
 from mjfleet.bench.result import Cell, Result, Spread, Table
 from mjfleet.config import TrainConfig
-from mjfleet.config.validation import MOST, Count, Rule, at_least, between
+from mjfleet.config.validation import MAX_COUNT, Count, Rule, at_least, between
 from mjfleet.tools.report.curves import bootstrap, select
 from mjfleet.tools.report.picture import Panel, draw
 from mjfleet.utils.packages import need_extra, stack_versions
@@ -37,7 +37,7 @@ NOTES = (
     f"{GOOD:.0%} of the best run's, once a run does not fall below it any more. Conditions count "
     f"as reached at the end of {WINDOW} iterations whose means hold all of them.",
 )
-POINTS = 300  # Of a line.
+POINTS = 300  # Points of a line.
 AXES = {"million env steps": "samples", "seconds from Enter": "seconds"}
 Condition = tuple[str, str, float]  # A metric, < or >, and a number.
 Run = Sequence[Mapping[str, Any]]  # The rows of its iterations, with the values of all AXES.
@@ -52,7 +52,7 @@ class LearningOptions(MjlabOptions):
     """Iterations of each run. All are measured: --warmup has no effect."""
     repeats: Count = 3
     """Seeds, each greater by one than the last."""
-    seed: Annotated[int, between(0, MOST)] = 1
+    seed: Annotated[int, between(0, MAX_COUNT)] = 1
     """The first seed."""
     until: Annotated[tuple[str, ...], CONDITIONS] = ()
     """Conditions that each run is to reach: "task/velocity_error < 0.27". Without any: 90% of the

@@ -16,7 +16,7 @@ from mjfleet.bench.benchmark import Options, Setup, run_script
 from mjfleet.bench.result import Cell, Result, Spread, Table, our_commit, show
 from mjfleet.bench.timed_training import run_timed, train_timed
 from mjfleet.config.train_config import decides_learning
-from mjfleet.config.validation import MOST, Count, between
+from mjfleet.config.validation import MAX_COUNT, Count, between
 from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import differences
 from mjfleet.tools.report.logged_run import STEPS
@@ -26,7 +26,7 @@ from mjfleet.utils.hardware_names import usable_cores
 
 PLAY = python_module("mjfleet.cli.dispatcher", "play")
 LAST = 10  # Iterations at the end of a run whose mean counts.
-POINTS = 60  # Of a curve: as many means over consecutive iterations.
+POINTS = 60  # Points of a curve; each is a mean over consecutive iterations.
 COLUMNS = (
     *("", "million steps", "minutes", "return in training", "return of the policy"),
     *("metrics of the policy", "seeds", "CPU threads", "commit"),
@@ -51,7 +51,7 @@ class ReferenceOptions(Options):
     """Iterations of each run. All are measured: --warmup has no effect."""
     repeats: Count = 3
     """Seeds, each greater by one than the last."""
-    seed: Annotated[int, between(0, MOST)] = 1
+    seed: Annotated[int, between(0, MAX_COUNT)] = 1
     """The first seed."""
     episodes: Count = 64
     """Episodes of which the policy's return is the mean."""

@@ -7,14 +7,14 @@ import numpy as np
 from matplotlib.colors import LightSource
 from matplotlib.figure import Figure
 
-from mjfleet.legged.terrain import BORDER, CELL, KINDS, TILE, make_terrain
+from mjfleet.legged.terrain import BORDER, CELL, TERRAIN_KINDS, TILE, make_terrain
 
 LEVELS = 8
 
 
 def main() -> None:
     """Draw rows of levels, the easiest one below, and columns of kinds; light is from the left."""
-    heights = make_terrain(LEVELS, len(KINDS), kinds=tuple(KINDS)).heights
+    heights = make_terrain(LEVELS, len(TERRAIN_KINDS), kinds=tuple(TERRAIN_KINDS)).heights
     ground = heights[BORDER:-BORDER, BORDER:-BORDER].T.astype(float)
     colours = LightSource(azdeg=300, altdeg=45).shade(
         ground, matplotlib.colormaps["coolwarm"], blend_mode="soft", vmin=-1.5, vmax=1.5,
@@ -23,8 +23,10 @@ def main() -> None:
     figure = Figure(figsize=(11, 8), layout="constrained")
     axes = figure.subplots()
     axes.imshow(colours, origin="lower")
-    middles = TILE * (np.arange(max(LEVELS, len(KINDS))) + 0.5)
-    axes.set_xticks(middles[: len(KINDS)], [kind.replace("_", "\n") for kind in KINDS])
+    middles = TILE * (np.arange(max(LEVELS, len(TERRAIN_KINDS))) + 0.5)
+    axes.set_xticks(
+        middles[: len(TERRAIN_KINDS)], [kind.replace("_", "\n") for kind in TERRAIN_KINDS]
+    )
     axes.set_yticks(middles[:LEVELS], [str(level) for level in range(LEVELS)])
     axes.set_ylabel("level")
     figure.savefig(Path(__file__).parent / "images/terrain.png", dpi=85)

@@ -109,7 +109,7 @@ def test_a_field_that_may_name_a_file_is_not_set_by_any_file() -> None:
     # A function of the task's folder, and names of observations.
     function = "agent.algorithm.symmetry_cfg.data_augmentation_func"
     assert texts == {function, "agent.teacher.obs_groups", *groups}
-    # Of the launch, only this decides what is learned.
+    # This is the only setting of the launch that decides what is learned.
     assert [f.name for f in fields(LaunchConfig) if not kinds[f.name]] == ["total_envs"]
 
 

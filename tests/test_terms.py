@@ -28,7 +28,7 @@ FEET = torch.tensor([[[3.0, 4.0, 9.0], [6.0, 8.0, 0.0]]])
         (terms.height(torch.tensor([0.5]), 0.3), 0.04),
         (terms.action_rate(row(1.0, 2.0), row(1.0, 0.0)), 4),
         (terms.action_acceleration(row(3.0), row(1.0), row(0.0)), 1),
-        # Of -1 to 3, 0.9 are -0.8 to 2.8.
+        # The middle 0.9 of -1 to 3 is -0.8 to 2.8.
         (terms.joint_limits(row(3.0, 1.0), row(-1.0, -1.0)[0], row(3.0, 3.0)[0]), 0.2),
         (terms.power(row(2.0, -3.0), row(-1.0, -2.0)), 8),
         (terms.pose(row(1.0, 2.0), row(0.0, 0.0)[0], row(1.0, 0.5)[0]), 3),

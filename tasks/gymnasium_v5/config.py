@@ -30,7 +30,7 @@ class V5Config(EnvConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerConfig(V5Config):
-    """Of a task that rewards forward velocity."""
+    """Settings of a task that rewards forward velocity."""
 
     forward_weight: float = 1.0
     """Weight of the forward velocity in m/s (forward_reward_weight)."""
@@ -40,7 +40,7 @@ class RunnerConfig(V5Config):
 
 @dataclass(frozen=True, kw_only=True)
 class HealthyConfig(RunnerConfig):
-    """Of a task that ends when the robot falls."""
+    """Settings of a task that ends when the robot falls."""
 
     healthy_reward: float = 1.0
     """Reward of each step in which the robot is healthy."""
@@ -55,7 +55,7 @@ class HealthyConfig(RunnerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DoublePendulumConfig(V5Config):
-    """Of the double pendulum."""
+    """Settings of the double pendulum."""
 
     healthy_reward: float = 10.0
     """Reward of each step in which the tip is above 1 m."""

@@ -26,7 +26,7 @@ class V5Env(Env[C]):
 
     @classmethod
     def make_model(cls, cfg: C) -> mujoco.MjModel:
-        # Of an attribute that half_cheetah.xml uses, MuJoCo says in a file that it is deprecated.
+        # MuJoCo writes to a file that half_cheetah.xml uses a deprecated attribute.
         mujoco.set_mju_user_warning(lambda message: None)
         return super().make_model(cfg)
 

@@ -30,7 +30,7 @@ class HumanoidEnv(HealthyEnv):
     hidden = 2
 
     def forward_position(self) -> torch.Tensor:
-        """Of the centre of mass."""
+        """Position of the centre of mass."""
         return self.sim.subtree_com[:, 0, 0]
 
     def is_healthy(self) -> torch.Tensor:

@@ -12,7 +12,7 @@ from mjfleet.errors import UserError
 
 from .test_env import BUNDLED
 
-GEOM = "<mujoco><worldbody><geom/></worldbody></mujoco>"  # Of a size of 0.
+GEOM = "<mujoco><worldbody><geom/></worldbody></mujoco>"  # Its size is 0.
 NO_FILE = "<mujoco><asset><mesh file='none.obj'/></asset></mujoco>"
 
 

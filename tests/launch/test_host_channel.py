@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from mjfleet.launch.host_channel import (
+    FILE_PIECE_BYTES,
     FULL,
     MARK,
-    PIECE,
     Answer,
     FilePiece,
     HostChannel,
@@ -83,7 +83,7 @@ class CountedFile(io.BytesIO):
 def test_no_more_of_a_file_is_read_than_the_peer_takes() -> None:
     ours, theirs = os.pipe(), os.pipe()
     channel = HostChannel(theirs[0], ours[1], lambda message: None)
-    file = CountedFile(bytes(8 * PIECE))
+    file = CountedFile(bytes(8 * FILE_PIECE_BYTES))
     channel.send_file("model_1.pt", file)
     assert wait_until(lambda: file.reads > 0, PATIENCE)
     assert not wait_until(lambda: file.reads > 1, 0.2)

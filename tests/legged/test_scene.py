@@ -107,7 +107,7 @@ def test_joints_and_feet_find_their_mirror_images(tmp_path: Path) -> None:
         (('body name="FR_calf" pos="0 0 -0.213"', 'body name="FR_calf" pos="0 0 -0.24"'),
          "FR_calf_joint has no image, a joint at 0.193 0.142 -0.24 m with the axis 0 1 0, "
          "in the frame of trunk; FL_calf_joint is at 0.193 0.142 -0.213 m"),
-        # Of two hips on one side, neither is the other's image, nor its own.
+        # No hip is the image of another one on its side, nor its own.
         (('body name="FL_hip" pos="0.1934 0.0465', 'body name="FL_hip" pos="0.1934 -0.0465'),
          "FR_hip_joint has no image, .* 0.193 0.0465 0 m .*; FL_hip_joint is at 0.193 -0.0465 0 m"),
         ((JOINT, f'{JOINT} axis="1 0 1"'),

@@ -13,7 +13,7 @@ from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.legged.config import RoughVelocityConfig, TerrainSharesConfig
 from mjfleet.legged.scene import make_robot
-from mjfleet.legged.terrain import KINDS, Ground, make_terrain, mixed_kinds
+from mjfleet.legged.terrain import TERRAIN_KINDS, Ground, make_terrain, mixed_kinds
 
 from ..conftest import REPOSITORY
 
@@ -29,7 +29,7 @@ def terrain() -> Any:
 @pytest.fixture(scope="module")
 def mixed() -> Any:
     """A column of each kind."""
-    return make_terrain(columns=len(KINDS), kinds=tuple(KINDS))
+    return make_terrain(columns=len(TERRAIN_KINDS), kinds=tuple(TERRAIN_KINDS))
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +92,14 @@ def test_origins_lie_on_the_ground_in_the_middle_of_flat_squares(terrain: Any) -
 
 def test_tiles_meet_at_height_zero(mixed: Any) -> None:
     for level in range(8):
-        for column in range(len(KINDS)):
+        for column in range(len(TERRAIN_KINDS)):
             heights = tile(mixed, level, column) + mixed.origins[level, column, 2]
             edges = (heights[0], heights[-1], heights[:, 0], heights[:, -1])
             assert np.concatenate(edges) == pytest.approx(0, abs=1e-4)
     assert np.abs(mixed.heights[:200]).max() == 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "flat"])
+@pytest.mark.parametrize("kind", [kind for kind in TERRAIN_KINDS if kind != "flat"])
 def test_each_level_is_harder_than_the_one_before(mixed: Any, kind: str) -> None:
     tiles = [tile(mixed, level, mixed.kinds.index(kind)) for level in range(8)]
     step = np.array([np.abs(np.diff(heights)).max() for heights in tiles])
@@ -149,7 +149,7 @@ def test_shares_say_how_many_columns_each_kind_has() -> None:
     # A small share has a column, too.
     few = mixed_kinds({"flat": 98.0, "ring": 1.0, "gaps": 1.0}, 8)
     assert (few.count("ring"), few.count("gaps")) == (1, 1)
-    usual = (*KINDS,)[:8]
+    usual = (*TERRAIN_KINDS,)[:8]
     assert mixed_kinds(dict.fromkeys(usual, 0.2), 12) == (*usual, *usual[:4])
     assert mixed_kinds({"flat": 0.0}, 3) == usual
     assert make_terrain(columns=3, levels=1).kinds == usual[:3]
@@ -163,7 +163,7 @@ def test_the_usual_ground_is_that_of_the_bundled_policies(terrain: Any) -> None:
 
 
 def test_shares_have_the_kinds_that_there_are() -> None:
-    assert [field.name for field in fields(TerrainSharesConfig)] == [*KINDS]
+    assert [field.name for field in fields(TerrainSharesConfig)] == [*TERRAIN_KINDS]
     with pytest.raises(UserError, match=r"`terrain_shares\.hills`; known here: rough, .*ring"):
         from_dict(RoughVelocityConfig(), {"terrain_shares": {"hills": 1}})
     with pytest.raises(UserError, match=r"--env.terrain-shares.flat is -1.*at least 0"):

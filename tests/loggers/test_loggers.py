@@ -98,7 +98,7 @@ def test_rows_that_are_not_sound_are_dropped_on_resume(tmp_path: Path) -> None:
         b"iteration,a", b"1,0.5", b"2", b'3,"0.5', b"\x00\x00\xff,0.5", b"4,0.1", b"4,0.2",
         b"x,1", b"-1,1", b"5,nan", b"6,",
     ]  # fmt: skip
-    (tmp_path / "metrics.csv").write_bytes(b"\n".join([*lines, b"7,0.1"]))  # Of 0.125.
+    (tmp_path / "metrics.csv").write_bytes(b"\n".join([*lines, b"7,0.1"]))  # The value was 0.125.
     log(tmp_path, CSV, {"iteration": 8, "a": 1}, resumed_from=7)
     assert [(row["iteration"], row["a"]) for row in read_csv(tmp_path)] == [
         ("1", "0.5"), ("4", "0.2"), ("5", "nan"), ("6", ""), ("8", "1"),
@@ -132,7 +132,7 @@ def limit(size):
 
 # A file that may not grow fails as on a full disk: what still fits is written, then an OSError.
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-# Of 100 rows, `full` do not fit after `before` of them.
+# `full` of the 100 rows do not fit after `before` of them.
 before, full, resumed_from = map(int, sys.argv[2:])
 logger = CsvLogger(Path(sys.argv[1]) / "metrics.csv", resumed_from)
 if before == 0:

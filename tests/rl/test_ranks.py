@@ -20,7 +20,7 @@ from mjfleet.loggers.logger import Row
 from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.build_algorithm import build_algorithm, rsl_rl_config
-from mjfleet.rl.collectives import PIECE, Collectives
+from mjfleet.rl.collectives import PIECE_BYTES, Collectives
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.ppo import PPO
@@ -165,7 +165,7 @@ def run_ranks(folder: Path, parts: Sequence[Part]) -> Found:
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD_SIZE)]
 
 
-LENGTHS = (2 * PIECE + 5, 3)
+LENGTHS = (2 * PIECE_BYTES + 5, 3)
 """Bytes that each rank sends: several pieces, and less than one."""
 
 

@@ -24,7 +24,7 @@ from .test_damaged_runs import call
 
 TASK = "cartpole-balance"
 FLAGS = (*SMALL, "--agent.save-interval", "1", "--keep-checkpoints", "3")
-MODIFY, MOVED_TO, CREATE, DELETE = 0x2, 0x80, 0x100, 0x200  # Of inotify(7).
+MODIFY, MOVED_TO, CREATE, DELETE = 0x2, 0x80, 0x100, 0x200  # Events of inotify(7).
 MOMENTS = (
     (CREATE, ".model_"), (MODIFY, ".model_"), (MOVED_TO, "model_"), (DELETE, "model_"),
     (MODIFY, "metrics.csv"), (CREATE, ".metrics.csv"), (MOVED_TO, "metrics.csv"),

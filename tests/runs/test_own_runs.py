@@ -141,7 +141,7 @@ def test_without_a_state_folder_nothing_is_noted(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    # Of a run that logged to W&B once.
+    # A run that logged to W&B once has it.
     agent = replace(FOUND.defaults().agent, wandb=WandbConfig(project="p"))
     begun = begin(tmp_path / "run", log_root="/data", env_var=["HOME=/data"], agent=agent)
     assert note_of(tmp_path / "run") is None

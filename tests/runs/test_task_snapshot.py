@@ -56,7 +56,7 @@ def test_only_regular_files_of_a_sane_size_are_kept(folder: Path) -> None:
     (folder / "away").symlink_to("/etc")
     os.mkfifo(folder / "pipe")
     with (folder / "huge.bin").open("wb") as file:
-        file.truncate(task_snapshot.MAX_BYTES + 1)
+        file.truncate(task_snapshot.SNAPSHOT_MAX_BYTES + 1)
     code = read_code(folder)
     assert {*code.files} == {"env.py", "meshes/hand.stl"}
     assert code.left_out == ["away", "huge.bin", "link.py", "pipe"]

@@ -136,7 +136,7 @@ def test_steps_and_starts_are_those_of_dm_control(
 
     (group,) = describe(env, ("actor",))["observations"]
     assert [part["name"] for part in group["parts"]] == list(oracle.observation_spec())
-    env.episode_length_buf[:] = 998  # Of 1000.
+    env.episode_length_buf[:] = 998  # An episode has 1000 steps.
     assert not env.step(env.action)[2].any()
     with torch.inference_mode(), no_host_synchronisation(monkeypatch):
         *_, extras = env.step(env.action)

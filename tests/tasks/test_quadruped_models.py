@@ -27,7 +27,7 @@ class Figures:
     masses: tuple[float, float, float]
     foot_radius: float
     heights: dict[str, float]
-    """Of the trunk in each keyframe, computed from Unitree's URDF, whose feet differ by 3 mm."""
+    """Height of the trunk by keyframe, computed from Unitree's URDF, whose feet differ by 3 mm."""
     hip: float
     """Length of the hip; thigh and calf have 0.213 m."""
     reach: tuple[float, float]

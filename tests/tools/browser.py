@@ -83,7 +83,7 @@ class Page:
         return answer["result"]
 
     def value(self, expression: str) -> Any:
-        """Of an expression in JavaScript."""
+        """Return the value of a JavaScript expression."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")

@@ -23,7 +23,7 @@ from .browser import captions_after_pointing
 from .test_list_runs import write_run
 
 EVIL = "<img src=x onerror=alert(1)> & </script>"
-STEPS = 1000  # Of an iteration.
+STEPS = 1000  # Steps of an iteration.
 
 
 def trained(
@@ -288,7 +288,7 @@ def test_an_interval_holds_the_true_mean_as_often_as_it_says() -> None:
     samples = np.random.default_rng(1).normal(3.0, 2.0, size=(20, 400))  # 400 times 20 runs.
     mean, low, high = bootstrap(samples)
     assert mean == pytest.approx(samples.mean(axis=0))
-    assert 0.88 < np.mean((low < 3.0) & (high > 3.0)) < 0.97  # Of so few, a little less than 95%.
+    assert 0.88 < np.mean((low < 3.0) & (high > 3.0)) < 0.97  # So few samples give less.
     assert np.array_equal(bootstrap(samples)[1], low)
     samples[3:, 0] = samples[:, 1] = np.nan
     assert bootstrap(samples)[0, 0] == pytest.approx(samples[:3, 0].mean())

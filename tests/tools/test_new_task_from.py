@@ -120,11 +120,11 @@ def test_an_arm_learns_to_reach(output: Output, tmp_path: Path) -> None:
     output("train", "arm", "--gpu-ids", "None", "--agent.max-iterations", "60")
     learned = rows(only_run(tmp_path, "arm"))
     assert float(learned[0]["mean_reward"]) < 0 < float(learned[-1]["mean_reward"])
-    assert float(learned[-1]["task/final_distance"]) < 0.3  # Of 1 to the farthest goals.
+    assert float(learned[-1]["task/final_distance"]) < 0.3  # The farthest goals are 1 away.
 
 
 @pytest.mark.slow
-# Of 0.51 m/s and 1.44 rad/s where a quadruped only stands, and 0.5 m/s of a biped's.
+# A quadruped that only stands has 0.51 m/s and 1.44 rad/s, a biped 0.5 m/s.
 @pytest.mark.parametrize(
     ("name", "velocity", "yaw"), [("quadruped", 0.38, 0.7), ("biped", 0.4, 2.0)]
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.tools.play.policy_episodes import COLUMNS, EpisodeSums
+from mjfleet.tools.play.policy_episodes import STATISTIC_COLUMNS, EpisodeSums
 
 from ..conftest import REPOSITORY, Output, Refusal, Run, needs_drawing, read_video
 from ..runs.test_damaged_runs import RUN, call
@@ -55,7 +55,7 @@ def test_a_run_is_played_by_its_names_and_on_either_engine(
 
 
 def test_no_two_columns_of_the_table_touch() -> None:
-    numbers: dict[str, float] = dict.fromkeys(COLUMNS, -1.2345e-05)
+    numbers: dict[str, float] = dict.fromkeys(STATISTIC_COLUMNS, -1.2345e-05)
     table = EpisodeSums(1, 1.0, {"reward/a_name_as_long_as_a_column": numbers}).table
     shown = column(table, "reward/a_name_as_long_as_a_column")
     assert shown == pytest.approx([-1.2345e-05] * 4, rel=1e-2)

@@ -20,7 +20,7 @@ from mjfleet.errors import UserError
 from mjfleet.utils.child_process import KEEP, ChildProcess, python_module
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent, stop_with_parent
 
-LOOK_SECONDS = 0.5
+COMMAND_POLL_SECONDS = 0.5
 MISTAKE = 2  # The exit code after a mistake of the user's.
 
 
@@ -91,7 +91,7 @@ class CommandProcess:
         while self.exit_code is None and time.monotonic() < deadline:
             try:
                 on_look()
-                self._child.wait(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+                self._child.wait(min(COMMAND_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
             except KeyboardInterrupt:
                 self.stop()
         if self._code == MISTAKE:

@@ -33,7 +33,7 @@ SHOWN = (
     "mean_return", "mean_episode_length", "mean_reward", "action_std", "global_steps_per_second",
 )  # fmt: skip
 """Columns of metrics.csv that a notebook shows."""
-NAMES = ("experiment_name", "run_name")  # Of the agent's fields, those that name a run directory.
+DIRECTORY_FIELDS = ("experiment_name", "run_name")  # Fields of the agent that name a run directory.
 
 
 class Run:
@@ -183,7 +183,8 @@ class Run:
         log_root, run_dir = self.path.parents[2 if group_of(self.path) else 1], self.path
         if fork:
             names = {"experiment_name": self.path.relative_to(log_root).parts[0]}
-            names |= {n: v for n, v in plain(changes.get("agent", {})).items() if n in NAMES}
+            agent = plain(changes.get("agent", {}))
+            names |= {name: agent[name] for name in DIRECTORY_FIELDS if name in agent}
             where = {"log_root": str(log_root), "run_dir": changes.get("run_dir")}
             run_dir = new_run_dir(from_dict(TrainConfig(), {**where, "agent": names}))
             changes |= {"fork": True, "run_dir": run_dir}

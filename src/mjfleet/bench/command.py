@@ -29,7 +29,7 @@ ENGINE = (
 WORKERS = (
     "workers x environments", "env steps per second", "efficiency", "waiting", "collectives",
 )  # fmt: skip
-SECONDS = ("collect_seconds", "learn_seconds", "wait_seconds", "collective_seconds")
+PHASE_COLUMNS = ("collect_seconds", "learn_seconds", "wait_seconds", "collective_seconds")
 SHARES = (
     "Efficiency is the speed against that of one worker of the same round, with as many "
     "environments and CPU threads, times their number. Waiting is the mean time that workers wait "
@@ -115,7 +115,7 @@ def scaling(setup: Setup, options: BenchOptions) -> Result:
         speed = steps / seconds
         if workers == 1:  # Each round begins with one worker.
             alone[num_envs] = speed
-        sums = [sum(row[name] for row in rows[options.warmup :]) for name in SECONDS]
+        sums = [sum(row[name] for row in rows[options.warmup :]) for name in PHASE_COLUMNS]
         shares = [time / (sums[0] + sums[1]) for time in sums[2:]]
         return {"figures": [speed, speed / alone[num_envs] / workers, *shares], "iterations": rows}
 

@@ -62,13 +62,13 @@ class Table:
 class Result:
     """A benchmark's samples and tables."""
 
-    name: str  # Of its files, without suffix.
+    name: str  # The name of its files, without suffix.
     title: str
     tables: Sequence[Table]
     notes: Sequence[str]  # What a reader must know to understand the tables.
     samples: Sequence[Mapping[str, Any]]  # Every measurement, in their order.
     plots: Sequence[str] = ()  # Names of image files beside the JSON.
-    versions: Mapping[str, str] = field(default_factory=dict)  # Of other packages that took part.
+    versions: Mapping[str, str] = field(default_factory=dict)  # Other packages that took part.
 
     def write(self, folder: Path, command: str, taken: str, machine: Mapping[str, str]) -> str:
         """Write a JSON and a Markdown file, each whole or not at all; return the latter's text."""

@@ -17,15 +17,15 @@ from mjfleet.runs.own_runs import remove_note
 from mjfleet.utils.child_process import ChildProcess, python_module
 
 TRAIN = python_module("mjfleet.cli.train")
-STOP_SECONDS = 3.0  # How long a child that is asked to end may take.
-SHOWN_CHARACTERS = 2000  # Of a failed child's output.
+CHILD_STOP_SECONDS = 3.0  # How long a child that is asked to end may take.
+SHOWN_CHARACTERS = 2000  # The most that is shown of a failed child's output.
 
 
 @dataclass(frozen=True)
 class TimedChild:
     """A child process that succeeded."""
 
-    lines: Sequence[tuple[float, str]]  # Of its standard output, with the seconds since its start.
+    lines: Sequence[tuple[float, str]]  # Lines of output, with the seconds since the start.
     seconds: float  # From its start to its end.
     peak_memory: int  # Bytes: the greatest resident set of it or of one process it waited for.
     errors: str  # What it has printed to standard error.
@@ -52,7 +52,7 @@ def run_timed(
             code = child.wait()
         except BaseException:  # Ctrl-C has not reached the child.
             child.send_signal(signal.SIGTERM)
-            child.wait(STOP_SECONDS)
+            child.wait(CHILD_STOP_SECONDS)
             raise
         seconds, errors = time.perf_counter() - start, child.errors()
         if code:

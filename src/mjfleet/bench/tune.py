@@ -19,7 +19,7 @@ from mjfleet.worker.stop_signals import StopRequest
 SMALLEST, LARGEST = 256, 1 << 20  # Environments per worker that are tried first, and at most.
 GAIN = 1.05  # More environments are worth it where throughput grows by this factor.
 WARMUP = 2  # Iterations that are not measured: they compile, and capture CUDA graphs.
-SECONDS = 2.0  # How long to measure at least,
+MEASURED_SECONDS = 2.0  # How long to measure at least,
 ITERATIONS = 3  # and how many iterations at least.
 USAGE = """usage: mjfleet tune TASK [--gpu-ids ...] [--cpu-workers N] ...
 
@@ -82,7 +82,7 @@ def _measure(found: FoundTask, config: TrainConfig, folder: Path) -> list[Point]
         speed = f"{point.steps_per_second:,.0f}"
         print_line(f"{num_envs:23}  {speed:>11}  {point.memory:6.1f} GiB")
         num_envs *= 2
-        iterations = max(ITERATIONS, round(SECONDS / (2 * point.iteration_seconds)))
+        iterations = max(ITERATIONS, round(MEASURED_SECONDS / (2 * point.iteration_seconds)))
     return curve
 
 

@@ -21,7 +21,7 @@ COMMON = (
     "video_interval", "log_root", "plain", "dry_run",
 )  # fmt: skip
 """The twenty fields whose flags `--help` explains for every task; `--help-all` explains all."""
-MAX_WIDTH = 100  # Of lines, in columns.
+MAX_WIDTH = 100  # Columns of a line.
 
 
 def print_help(config: TrainConfig, prog: str, description: str) -> None:

@@ -26,7 +26,7 @@ from mjfleet.runs.task_snapshot import is_snapshot
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
 
-UNUSED = ("log_root", "init_from")  # Of a run's configuration, where the run continues.
+UNUSED = ("log_root", "init_from")  # Fields without effect where a run continues.
 EXCLUSIVE = {
     "total_envs": ("env.num_envs", "for all workers or for each"),
     "total_steps": (

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.validation import (
-    MOST,
+    MAX_COUNT,
     Checked,
     Count,
     Fraction,
@@ -81,7 +81,7 @@ class PPOConfig(Checked, flags="agent.algorithm."):
     """`ppo`, `grpo` (no critic: groups of environments are compared), `distillation` (the policy
     imitates the one of `--teacher`), or `module:Class`: a subclass of rsl_rl's PPO, or of PPO or
     Algorithm in mjfleet.rl."""
-    group_size: Annotated[int, between(2, MOST)] = 8
+    group_size: Annotated[int, between(2, MAX_COUNT)] = 8
     """Environments that start each rollout from one state and are compared (grpo only)."""
     num_learning_epochs: Count = 5
     """Passes over each rollout."""

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.validation import (
-    LONGEST,
-    MOST,
+    MAX_COUNT,
+    MAX_SECONDS,
     Checked,
     Count,
     Folder,
@@ -20,7 +20,7 @@ from mjfleet.config.validation import (
     optional,
 )
 
-MAX_WORKERS = 1024  # Of a host.
+MAX_WORKERS = 1024  # Workers of one host.
 MAX_HOSTS = 1024
 GpuRequest = list[int] | Literal["auto", "all"] | None
 GPUS = Rule(
@@ -37,9 +37,9 @@ SEEDS = Rule(
     lambda v: (
         1 <= v[0] <= MAX_SEEDS
         if len(v) == 1
-        else len(set(v)) == len(v) <= MAX_SEEDS and all(0 <= seed <= MOST for seed in v)
+        else len(set(v)) == len(v) <= MAX_SEEDS and all(0 <= seed <= MAX_COUNT for seed in v)
     ),
-    f"a number of seeds from 1 to {MAX_SEEDS}, or several different seeds from 0 to {MOST}",
+    f"a number of seeds from 1 to {MAX_SEEDS}, or several different seeds from 0 to {MAX_COUNT}",
 )
 VARIABLES = Rule(
     lambda v: all(re.match(r"[A-Za-z_]\w*(=|$)", item) for item in v),
@@ -92,9 +92,9 @@ class LaunchConfig(Checked):
     """How workers communicate; `auto`: nccl on GPUs, gloo on the CPU."""
     collective_timeout: Annotated[Seconds, Kind.OPERATION] = 900.0
     """Seconds after which a worker gives up waiting for the others in a collective."""
-    hang_timeout: Annotated[float, between(0, LONGEST), Kind.OPERATION] = 600.0
+    hang_timeout: Annotated[float, between(0, MAX_SECONDS), Kind.OPERATION] = 600.0
     """Seconds without a step after which the run ends with every worker's stacks; 0: never."""
-    max_restarts: Annotated[int, between(0, MOST), Kind.OPERATION] = 0
+    max_restarts: Annotated[int, between(0, MAX_COUNT), Kind.OPERATION] = 0
     """How often the run restarts automatically after a fault, from its newest checkpoint."""
     resume: PathText = None
     """Run that continues in its own directory: its path, a part of its name, `latest` (the task's

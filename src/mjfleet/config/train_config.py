@@ -8,7 +8,7 @@ from typing import Annotated
 from mjfleet.config.agent_config import AgentConfig
 from mjfleet.config.field_kinds import Kind, leaves
 from mjfleet.config.launch_config import LaunchConfig
-from mjfleet.config.validation import SHOWN, Checked, Count, OptionalCount, Seconds
+from mjfleet.config.validation import SHOWN_CHARS, Checked, Count, OptionalCount, Seconds
 from mjfleet.errors import UserError
 
 
@@ -108,4 +108,5 @@ class Task:
         for name, kind in kinds.items():
             if not isinstance(value := getattr(self, name), kind):
                 must = "text, `module:Class`" if kind is str else f"an {kind.__name__}(...)"
-                raise UserError(f"Task: `{name}` is {value!r:.{SHOWN}}; it must be {must}.")
+                shown = f"{value!r:.{SHOWN_CHARS}}"
+                raise UserError(f"Task: `{name}` is {shown}; it must be {must}.")

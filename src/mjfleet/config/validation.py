@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, cast
 from mjfleet.config.field_kinds import Kind
 from mjfleet.errors import UserError
 
-SHOWN = 200  # Characters of a wrong value that a message shows.
+SHOWN_CHARS = 200  # Characters of a wrong value that a message shows.
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Rule:
     allowed: str
 
 
-MOST = 2**31 - 1  # Of anything that is counted.
-LONGEST = 10**9  # Seconds: 31 years.
+MAX_COUNT = 2**31 - 1  # The largest value of a count.
+MAX_SECONDS = 10**9  # Seconds: 31 years.
 
 
 def at_least(low: float) -> Rule:
@@ -46,13 +46,15 @@ FOLDER_NAME = Rule(
     ),
     'a plain folder name (at most 100 bytes, no slashes, none of :*?"<>|, no space around it)',
 )  # fmt: skip
-COUNT = Rule(lambda v: 1 <= v <= MOST, f"at least 1, at most {MOST}")
+COUNT = Rule(lambda v: 1 <= v <= MAX_COUNT, f"at least 1, at most {MAX_COUNT}")
 NUMBER = Rule(lambda v: not (isinstance(v, float) and math.isnan(v)), "a number")
 Count = Annotated[int, COUNT]
 OptionalCount = Annotated[int | None, optional(COUNT)]
 Positive = Annotated[float, Rule(lambda v: 0 < v < math.inf, "greater than 0 and finite")]
 NotNegative = Annotated[float, at_least(0)]
-Seconds = Annotated[float, Rule(lambda v: 0 < v <= LONGEST, f"greater than 0, at most {LONGEST}")]
+Seconds = Annotated[
+    float, Rule(lambda v: 0 < v <= MAX_SECONDS, f"greater than 0, at most {MAX_SECONDS}")
+]
 Fraction = Annotated[float, between(0, 1)]
 ORDERED = Rule(
     lambda v: -math.inf < v[0] <= v[1] < math.inf, "two finite numbers, the lower one first"
@@ -81,7 +83,7 @@ PathText = Annotated[str | None, Kind.PLACEMENT]
 LayerSizes = Annotated[
     tuple[int, ...],
     Rule(
-        lambda v: len(v) > 0 and all(size == -1 or 0 < size <= MOST for size in v),
+        lambda v: len(v) > 0 and all(size == -1 or 0 < size <= MAX_COUNT for size in v),
         "one or more positive layer sizes (-1: the size of the input)",
     ),
 ]
@@ -136,10 +138,10 @@ def check(owner: Any, **rules: Rule) -> None:
         value, flag = getattr(owner, name), f"{owner.flags}{name}".replace("_", "-")
         try:
             holds = rule.holds(value)
-        except (TypeError, IndexError):  # Of another type, such as a number for a range.
+        except (TypeError, IndexError):  # The type is wrong, such as a number for a range.
             holds = False
         if not holds:
             shown = repr(value)
-            if len(shown) > SHOWN:
-                shown = f"{shown[:SHOWN]}..."
+            if len(shown) > SHOWN_CHARS:
+                shown = f"{shown[:SHOWN_CHARS]}..."
             raise UserError(f"--{flag} is {shown}; it must be {rule.allowed}.")

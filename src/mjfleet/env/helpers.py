@@ -119,8 +119,8 @@ class Timer:
 class EvaluatedLevels:
     """The levels on which policies are evaluated."""
 
-    of_envs: torch.Tensor  # Of this worker's environments, `(num_envs,)`, long.
-    numbers: tuple[int, ...]  # Of all workers, without repetition, in order.
+    of_envs: torch.Tensor  # Levels of this worker's environments, `(num_envs,)`, long.
+    numbers: tuple[int, ...]  # Levels of all workers' environments, each once, in order.
 
 
 class Levels:

@@ -8,9 +8,11 @@ import torch
 
 from mjfleet.errors import UserError
 
-COLUMNS = {"terminated": None, "observe": "size", "rewards": None, "metrics": None, "debug_vis": 3}
-"""Second dimension of what a method returns: any size but 0, or an image's three; None: there is
-none."""
+RETURN_COLUMNS = {
+    "terminated": None, "observe": "size", "rewards": None, "metrics": None, "debug_vis": 3,
+}  # fmt: skip
+"""Dimensions after the first of what a method returns. None: no further dimension. "size": any
+non-zero size, or an image's (C, H, W). A number: exactly this size."""
 MAY_BE_EMPTY = ("metrics", "debug_vis")
 """These may also return pairs."""
 
@@ -31,7 +33,7 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         UserError: a method returned a wrong type, shape or device.
     """
     restores = env.sim.keep(), env.keep()
-    returned = {method: getattr(env, method)() for method in COLUMNS}
+    returned = {method: getattr(env, method)() for method in RETURN_COLUMNS}
     if isinstance(returned["rewards"], dict):
         returned["rewards"] = env.compute(returned["rewards"])
     for restore in reversed(restores):
@@ -48,7 +50,7 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for key, value in found.items():
             is_pair = method in MAY_BE_EMPTY and isinstance(value, tuple) and len(value) == 2
             for part in value if is_pair else (value,):
-                _check(f"{where}[{key!r}]", part, COLUMNS[method], env)
+                _check(f"{where}[{key!r}]", part, RETURN_COLUMNS[method], env)
         if method == "observe" and not found.keys() >= {"actor", "critic"}:
             raise UserError(f"{where} has {', '.join(found)}; it must have actor and critic.")
     if unknown := env.reward_weights().keys() - returned["rewards"].keys():

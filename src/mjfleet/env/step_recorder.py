@@ -8,9 +8,9 @@ from mjfleet.sim import Simulation
 
 RESULTS = ("qpos", "qvel", "act")
 """Fields that the physics changes. A step also starts from fields that a task writes."""
-STATE = (*RESULTS, "mocap_pos", "mocap_quat")
+RECORDED_FIELDS = (*RESULTS, "mocap_pos", "mocap_quat")
 """Fields that an episode begins with."""
-STARTS = ("time", *STATE, "ctrl")
+STARTS = ("time", *RECORDED_FIELDS, "ctrl")
 APPLIED = ("qfrc_applied", "xfrc_applied")
 """Large fields, zero unless a task writes them. Recorded once a task has read them."""
 Arrows = dict[str, tuple[torch.Tensor, torch.Tensor]]

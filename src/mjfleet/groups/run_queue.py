@@ -26,8 +26,8 @@ from mjfleet.utils.console import print_line
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import StopRequest
 
-LOOK_SECONDS = 0.2
-END_SECONDS = 10.0  # For members to end after a second signal, before they are killed.
+MEMBER_POLL_SECONDS = 0.2
+MEMBER_END_SECONDS = 10.0  # For members to end after a second signal, before they are killed.
 MISTAKE = 2  # The exit code of `train` after a mistake of the user's.
 
 
@@ -141,11 +141,11 @@ def run_members(
                     for member, bar in running.items():
                         bars.update(bar, completed=completed_iterations(member.run_dir))
                     bars.refresh()
-                    time.sleep(LOOK_SECONDS)
+                    time.sleep(MEMBER_POLL_SECONDS)
         finally:
             for member in running:
                 member.stop(stop.received or signal.SIGTERM, at_once=True)
-            wait_until(lambda: all(member.has_ended for member in running), END_SECONDS)
+            wait_until(lambda: all(member.has_ended for member in running), MEMBER_END_SECONDS)
             for member in running:
                 member.close()
     return stop.received

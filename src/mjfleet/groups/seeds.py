@@ -26,7 +26,7 @@ from mjfleet.runs.starting_point import begin_from
 from mjfleet.utils.console import print_line
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
 
-KIND = "seeds"  # Of the group, in group.json.
+SEEDS_KIND = "seeds"  # The kind of group, in group.json.
 ONE_EACH = "or train each seed by a command of its own, with --agent.seed and all its workers."
 
 
@@ -63,7 +63,7 @@ def train_seeds(
         return 0
     with closing(GroupFolder(found, config, group and group.path)) as group_folder:
         recorded = {f"seed_{seed}": {"seed": seed} for seed in seeds}
-        group_folder.begin(config, ["train", *argv], {}, kind=KIND, members=recorded)
+        group_folder.begin(config, ["train", *argv], {}, kind=SEEDS_KIND, members=recorded)
         folder, waiting = group_folder.path, list(members)
         print_line(f"seed group: {folder}")
 
@@ -130,7 +130,7 @@ def _seeds_of(config: TrainConfig, workers: int) -> Sequence[int]:
 
 def _recorded_seeds(found: FoundTask, config: TrainConfig, group: Resume) -> list[int]:
     """Return the seeds of a group; UserError if it is another kind, or is to learn otherwise."""
-    if (kind := group.record.get("kind")) != KIND:
+    if (kind := group.record.get("kind")) != SEEDS_KIND:
         raise UserError(f"{group.path} is no seed group: continue it by `mjfleet {kind} --resume`.")
     if config.fork:
         raise UserError(f"--fork: {group.path} is a seed group: fork each of its runs alone.")

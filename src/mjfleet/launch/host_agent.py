@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NoReturn
 import psutil
 
 from mjfleet.launch.host_channel import (
+    FILE_PIECE_BYTES,
     LOST_SECONDS,
-    PIECE,
     Answer,
     FilePiece,
     HostChannel,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mjfleet.launch.worker_processes import WorkerProcesses
 
 CONNECT_SECONDS = 5.0  # How long the first host may take to answer another one.
-END_SECONDS = 10.0  # How long removing the folder may take, while workers end.
+FOLDER_REMOVAL_SECONDS = 10.0  # How long removing the folder may take, while workers end.
 
 
 class HostAgent:
@@ -78,7 +78,7 @@ class HostAgent:
             case None:  # The main thread may be inside a library.
                 if self._workers:
                     self._workers.close()
-                wait_until(self._remove_folder, END_SECONDS)
+                wait_until(self._remove_folder, FOLDER_REMOVAL_SECONDS)
                 os._exit(0)
             case _:
                 self._inbox.put(message)
@@ -145,7 +145,7 @@ class HostAgent:
             if path.exists() and not self._channel.is_full:
                 with path.open("rb") as file:
                     file.seek(sent)
-                    data = file.read(PIECE)
+                    data = file.read(FILE_PIECE_BYTES)
                 if data:
                     self._sent[path] += len(data)
                     self._channel.send(FilePiece(str(path.relative_to(self._folder)), data))

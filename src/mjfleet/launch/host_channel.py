@@ -21,7 +21,7 @@ MARK = b"\x1e"
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 20.0  # A peer on another host that has been silent for this long counts as lost.
 FULL = 64  # Queued messages from which on a sender of files should wait.
-PIECE = 1 << 18  # Bytes of a file that one message carries at most.
+FILE_PIECE_BYTES = 1 << 18  # Bytes of a file that one message carries at most.
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class HostChannel:
 
         def pieces() -> Iterator[bytes]:
             with file:
-                while data := file.read(PIECE):
+                while data := file.read(FILE_PIECE_BYTES):
                     yield encode(FilePiece(name, data))
 
         self._queue.put(pieces())
@@ -159,7 +159,7 @@ class HostChannel:
             self._read_messages()
         except Exception as error:
             self.error = error
-            # Of a host agent, what it logs is on its standard error, which the launcher has.
+            # A host agent logs to its standard error, which the launcher has.
             logger.exception("the messages of the other side cannot be read")
         finally:
             os.close(self._reader)

@@ -31,7 +31,7 @@ def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
                 "--hosts starts workers itself, but torchrun or a scheduler has started these."
             )
         return [LOCALHOST]
-    # Of several processes that srun has started, none starts workers on other nodes.
+    # A process that srun has started beside others starts no workers on other nodes.
     is_alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
     is_wide = is_alone and environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
     if names == ["slurm"] or (is_wide and not names):

@@ -23,7 +23,7 @@ from mjfleet.launch.host_environment import travelling
 from mjfleet.launch.host_names import is_here, temporary_name
 from mjfleet.utils.child_process import ChildProcess
 
-END_SECONDS = 20.0  # How long host agents may take to end what they have started.
+HOST_AGENT_END_SECONDS = 20.0  # How long host agents may take to end what they have started.
 OPTIONS = (
     "BatchMode=yes", "ConnectTimeout=10", "ClearAllForwardings=yes", "ControlMaster=no",
     "ForwardAgent=no", "ForwardX11=no", "RequestTTY=no",
@@ -115,10 +115,10 @@ class HostConnections:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End everything on all hosts, within END_SECONDS."""
+        """End everything on all hosts, within HOST_AGENT_END_SECONDS."""
         for host in self._started:
             host.close()
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + HOST_AGENT_END_SECONDS
         for host in self._started:
             host.end(deadline)
 

@@ -36,7 +36,7 @@ class LaunchPlan:
     config: TrainConfig  # With the environments of each worker.
     launcher: str  # One of LAUNCHERS.
     world_size: int
-    hosts: tuple[Devices, ...]  # The first one has rank 0. Of `outer`, this one alone.
+    hosts: tuple[Devices, ...]  # The first one has rank 0. With `outer`, this host alone.
     rank: Rank  # This process's place among the workers, if it is one.
     backend: Literal["nccl", "gloo"] | None  # torch.distributed's; None: there is only one worker.
     engine: Literal["warp", "native"]
@@ -44,7 +44,7 @@ class LaunchPlan:
     checkpoint: Path | None  # Where training continues from; None: it begins.
     notes: tuple[str, ...]  # About these decisions, for the user.
     run_dir: Path = Path()
-    task_hash: str = ""  # Of the task's code, once the run directory has a snapshot of it.
+    task_hash: str = ""  # Hash of the task's code, once the run directory has a copy.
     logs: Path | None = None  # The folder of this attempt's logs; None: there are none.
 
     @property

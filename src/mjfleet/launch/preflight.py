@@ -19,10 +19,10 @@ from mjfleet.launch.meeting_address import find_meeting_address
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_line
 
-FACTS_SECONDS = 30.0  # How long a host may take to be connected and to say what it has.
-AWAY_SECONDS = 600.0  # How long hosts that a run needs to start again may be away.
-AGAIN_SECONDS = 5.0  # Time between two attempts to reach them.
-NAMED = 3  # How many files a message names.
+INVENTORY_SECONDS = 30.0  # How long a host may take to be connected and to say what it has.
+HOST_RETURN_SECONDS = 600.0  # How long hosts that a run needs to start again may be away.
+RECONNECT_SECONDS = 5.0  # Time between two attempts to reach them.
+NAMED_FILES = 3  # How many files a message names.
 
 
 class _AwayError(UserError):
@@ -35,12 +35,13 @@ def reach_hosts(
 ) -> Iterator[tuple[HostConnections, list[Devices]]]:
     """Connect to all hosts for the length of the block; yield what of them the run uses, too.
 
-    When a run starts again, hosts that it needs have AWAY_SECONDS to come back, as after a boot.
+    When a run starts again, hosts that it needs have HOST_RETURN_SECONDS to come back, such as
+    after a boot.
 
     Raises:
         UserError: see `preflight`.
     """
-    deadline = time.monotonic() + AWAY_SECONDS
+    deadline = time.monotonic() + HOST_RETURN_SECONDS
     for attempt in count():
         with HostConnections(names, config) as connections:
             try:
@@ -49,11 +50,11 @@ def reach_hosts(
                 if time.monotonic() > deadline:
                     raise
                 if attempt == 0:
-                    print_line(f"{error}\nThey have {AWAY_SECONDS:g} s to come back.")
+                    print_line(f"{error}\nThey have {HOST_RETURN_SECONDS:g} s to come back.")
             else:
                 yield connections, hosts
                 return
-        time.sleep(AGAIN_SECONDS)
+        time.sleep(RECONNECT_SECONDS)
 
 
 def preflight(
@@ -71,7 +72,7 @@ def preflight(
     here = host_inventory(asked)
     with _token(config) as token:
         asked = replace(asked, token=token.name)
-        answers = connections.ask(dict.fromkeys(connections, asked), FACTS_SECONDS)
+        answers = connections.ask(dict.fromkeys(connections, asked), INVENTORY_SECONDS)
     facts = {host: answer for host, answer in answers.items() if isinstance(answer, HostInventory)}
     problems = {host: [a.error] for host, a in answers.items() if isinstance(a, Answer)}
     if is_restart and config.min_hosts is not None and len(facts) >= config.min_hosts:
@@ -129,5 +130,5 @@ def _differences(seen: HostInventory, here: HostInventory, found: FoundTask) -> 
 
 def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> str:
     names = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    more = f" and {len(names) - NAMED_FILES} more" if len(names) > NAMED_FILES else ""
+    return ", ".join(names[:NAMED_FILES]) + more

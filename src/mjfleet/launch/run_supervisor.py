@@ -27,10 +27,14 @@ from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.1
+SUPERVISOR_POLL_SECONDS = 0.1
 ANSWER_SECONDS = 1.0  # For host agents to report that training has begun, once a signal has come.
-GRACE_SECONDS = 5.0  # For the workers of other hosts to end by themselves once one has failed.
-END_SECONDS = 10.0  # For host agents to end their workers and to send what these have left.
+OTHER_HOSTS_GRACE_SECONDS = (
+    5.0  # For the workers of other hosts to end by themselves once one has failed.
+)
+HOST_AGENTS_END_SECONDS = (
+    10.0  # For host agents to end their workers and to send what these have left.
+)
 
 
 def supervise(
@@ -112,12 +116,12 @@ class RunSupervisor:
                 elif time.monotonic() > deadline:  # There is no iteration to finish.
                     print_line(f"{signal.Signals(number).name}: stopping at once")
                     raise Stopped(number)
-            self._receive(LOOK_SECONDS)
+            self._receive(SUPERVISOR_POLL_SECONDS)
         # Let the other hosts' workers write what they have before they are killed.
         patient = failure.kind not in ("Lost", "Hang") and not failure.mistake
-        self._receive_until_ended(GRACE_SECONDS if patient else 0.0)
+        self._receive_until_ended(OTHER_HOSTS_GRACE_SECONDS if patient else 0.0)
         self._connections.send(SendSignal(signal.SIGKILL))
-        self._receive_until_ended(END_SECONDS)
+        self._receive_until_ended(HOST_AGENTS_END_SECONDS)
         return failure
 
     def _cause(self) -> Failure | None:
@@ -139,7 +143,7 @@ class RunSupervisor:
     def _receive_until_ended(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not all(h.end for h in self._hosts.values()):
-            self._receive(LOOK_SECONDS)
+            self._receive(SUPERVISOR_POLL_SECONDS)
 
     def _receive(self, seconds: float) -> None:
         while received := self._connections.receive(seconds):

@@ -32,8 +32,8 @@ from mjfleet.worker.torchrunx_entrypoint import train_as_torchrunx_worker
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 AGENT_GONE_SECONDS = 5.0  # How long workers may still be seen to end once the agent has.
-GRACE_SECONDS = 3.0  # For the other workers to end by themselves once one has failed.
-LOOK_SECONDS = 0.1
+OTHER_WORKERS_GRACE_SECONDS = 3.0  # For the other workers to end by themselves once one has failed.
+WORKER_POLL_SECONDS = 0.1
 STACKS_SECONDS = 3.0  # How long workers may take to write their stacks.
 
 
@@ -74,7 +74,7 @@ class WorkerProcesses:
 
     def end(self) -> Outcome | Failure | None:
         """Wait a moment; return how training has ended, once all are done or one has failed."""
-        time.sleep(LOOK_SECONDS)
+        time.sleep(WORKER_POLL_SECONDS)
         if outcome := self.outcome:
             return outcome
         failure = self.failure()
@@ -83,7 +83,7 @@ class WorkerProcesses:
         if failure:
             # Let the others write what they have: they notice that one is missing.
             if failure.kind != "Hang" and not failure.mistake:
-                wait_until(self._is_gone, GRACE_SECONDS)
+                wait_until(self._is_gone, OTHER_WORKERS_GRACE_SECONDS)
             return failure
         if (self._ended.done() or end) and not wait_until(
             lambda: self.outcome or self.failure(), AGENT_GONE_SECONDS

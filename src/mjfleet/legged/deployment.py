@@ -4,7 +4,7 @@ from typing import Any
 
 
 def describe(env: Any) -> dict[str, Any]:
-    """Return what `Env.deployment` shall of a VelocityEnv."""
+    """Return the deployment record of a VelocityEnv, see `Env.deployment`."""
     frame = []
     for part in env.frame:
         known = {"name": part.name, "size": part.read().shape[1], "unit": part.unit}

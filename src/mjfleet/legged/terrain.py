@@ -96,13 +96,14 @@ def _gaps(_: np.random.Generator, difficulty: float) -> np.ndarray:
 
 def _ring(rng: np.random.Generator, _: float) -> np.ndarray:
     """Return a square ring of posts around the platform, 0.5 m wide, with 0.5 m between them."""
-    place = (np.arange(TILE + 1) + 2) // 5 - TILE // 10  # Of squares of 0.5 m; the middle's is 0.
+    # Numbers of squares of 0.5 m; the middle one is 0.
+    place = (np.arange(TILE + 1) + 2) // 5 - TILE // 10
     away = np.maximum(np.abs(place)[:, None], np.abs(place))
     heights = rng.uniform(POSTS / 2, POSTS, 2 * (TILE // 5 + 1,))[place[:, None], place]
     return np.where((away == 5) & ((place[:, None] + place) % 2 == 0), heights, 0.0)
 
 
-KINDS: dict[str, Shape] = {
+TERRAIN_KINDS: dict[str, Shape] = {
     "rough": _rough,
     "slope_up": _slope,
     "slope_down": lambda *how: -_slope(*how),
@@ -116,7 +117,7 @@ KINDS: dict[str, Shape] = {
     "ring": _ring,
 }
 """Kinds of tile. Up and down are towards the middle, where robots start."""
-USUAL = tuple(KINDS)[:8]
+USUAL = tuple(TERRAIN_KINDS)[:8]
 """Kinds of the usual ground, column by column."""
 
 
@@ -183,7 +184,7 @@ def make_terrain(
     kinds = tuple(kinds[column % len(kinds)] for column in range(columns))
     for level in range(levels):
         for column, kind in enumerate(kinds):
-            tile = scale * KINDS[kind](rng, (level + 1) / levels) * (level + 1) / levels
+            tile = scale * TERRAIN_KINDS[kind](rng, (level + 1) / levels) * (level + 1) / levels
             row, start = BORDER + column * TILE, BORDER + level * TILE
             heights[row : row + TILE + 1, start : start + TILE + 1] = tile
             place = np.array([level - (levels - 1) / 2, column - (columns - 1) / 2])

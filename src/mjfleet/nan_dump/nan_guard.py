@@ -33,8 +33,8 @@ _ORDER = (
 )  # fmt: skip
 """The order in which quantities are computed within a step, by the beginnings of their names."""
 SHOWN_STEPS = 6  # Up to a bad number.
-SHOWN = ("action", "start/ctrl", "start/qpos", "start/qvel", "end/qvel")
-CAUSES = {
+SHOWN_QUANTITIES = ("action", "start/ctrl", "start/qpos", "start/qvel", "end/qvel")
+NAN_CAUSES = {
     "start": "The task wrote it: the action, and the physics before it, were finite.",
     "end": "The physics made it: a smaller timestep, softer contacts or smaller gains may help.",
     "observation": "States, actions and rewards before it were finite: `observe` made it.",
@@ -150,7 +150,7 @@ class BadNumber(NamedTuple):
     """The first number of a world that is not finite; of two, the smaller came first."""
 
     step: int
-    place: int  # Of the quantity in the order of computation within a step.
+    place: int  # The quantity's place in the order of computation within a step.
     name: str
     component: int
 
@@ -210,12 +210,12 @@ def _explain(arrays: Mapping[str, Any], model: mujoco.MjModel, index: int, bad: 
     lines = [f"world {world}: {name_of(model, bad)} is {value[bad.component]} in step {bad.step}"]
     steps = range(max(0, bad.step - SHOWN_STEPS + 1), bad.step + 1)
     rows = [("largest |value| in step", [str(step) for step in steps])]
-    for name in dict.fromkeys((*SHOWN, bad.name)):
+    for name in dict.fromkeys((*SHOWN_QUANTITIES, bad.name)):
         some = np.abs(arrays[name][steps[0] : steps[-1] + 1, index])
         rows.append((name, [f"{row.max(initial=0):.4g}" for row in some]))
     lines += [f"  {name:<24}" + "".join(f"{x:>12}" for x in cells) for name, cells in rows]
     kind = bad.name.partition("/")[0]
-    lines.append(f"  {CAUSES[kind]}")
+    lines.append(f"  {NAN_CAUSES[kind]}")
     if kind == "end":
         speed = np.abs(_replay(arrays, model, index, bad.step).qvel).max(initial=0)
         lines.append(f"  MuJoCo's own engine ends this step with |qvel| up to {speed:.4g}.")

@@ -11,7 +11,9 @@ from mujoco import mjtConDataField, mjtObj, mjtSensor
 from mjfleet.env import Env
 from mjfleet.errors import UserError
 
-KINDS = {"geom": mjtObj.mjOBJ_GEOM, "body": mjtObj.mjOBJ_BODY, "subtree": mjtObj.mjOBJ_XBODY}
+CONTACT_KINDS = {
+    "geom": mjtObj.mjOBJ_GEOM, "body": mjtObj.mjOBJ_BODY, "subtree": mjtObj.mjOBJ_XBODY,
+}  # fmt: skip
 FOUND = 1 << mjtConDataField.mjCONDATA_FOUND.value
 FORCE = 1 << mjtConDataField.mjCONDATA_FORCE.value
 NET_FORCE = 3  # MuJoCo's reduction `netforce`: the sum of all forces, in the world frame.
@@ -72,7 +74,7 @@ class Contacts:
     """
 
     names: tuple[str, ...]
-    """Of the geoms and bodies, in the order in which they were added."""
+    """Names of the geoms and bodies, in the order in which they were added."""
     touched: torch.Tensor
     """What touched in any physics step of the newest step, `(num_envs, names)`, bool."""
     first_contact: torch.Tensor
@@ -203,13 +205,13 @@ def _matches(
 ) -> dict[str, mjtObj]:
     """Return the kinds of the geoms and bodies that a pattern, or a name, matches, by name."""
     kind, _, expression = pattern.partition(":")
-    if kind not in KINDS:
+    if kind not in CONTACT_KINDS:
         kind, expression = "", pattern
     names = {"geom": [geom.name for geom in spec.geoms if geom.name]}
     names["body"] = names["subtree"] = [body.name for body in spec.bodies]
     fits = expression.__eq__ if is_name else re.compile(expression).fullmatch
-    kinds = [kind] if kind else ["body", "geom"]  # Of the same name, the last one counts.
-    if found := {name: KINDS[one] for one in kinds for name in names[one] if fits(name)}:
+    kinds = [kind] if kind else ["body", "geom"]  # If both have the name, the geom counts.
+    if found := {name: CONTACT_KINDS[one] for one in kinds for name in names[one] if fits(name)}:
         return found
     listed = "; ".join(f"{one}: {', '.join(names[one]) or 'none'}" for one in kinds)
     raise UserError(f"{what}: {pattern!r} matches nothing; there are {listed}.")

@@ -37,7 +37,7 @@ class Field:
 
 
 GAIN, BIAS = "actuator_gainprm", "actuator_biasprm"
-FIELDS = {
+VARIED_FIELDS = {
     "body_mass": Field("body", sets_const=True, least="above 0"),
     "body_inertia": Field("body", sets_const=True, least="above 0", is_scaled=True),
     "density": Field(
@@ -79,7 +79,7 @@ class Variation:
     mode: Mode
     low: float
     high: float
-    shape: Shape  # Of the distribution between these.
+    shape: Shape  # Shape of the distribution between these.
     when: When
     shared: bool
     together: bool
@@ -129,7 +129,7 @@ class Variation:
         return self.low + share * (self.high - self.low)
 
     def _set_const(self) -> None:
-        if FIELDS[self.field].sets_const:
+        if VARIED_FIELDS[self.field].sets_const:
             self.env.sim.set_const()
 
 
@@ -175,8 +175,8 @@ def vary(
     patterns = (names,) if isinstance(names, str) else tuple(names or ())
     low, high, shape = distribution if len(distribution) == 3 else (*distribution, "uniform")
     one = Variation(env, field, patterns, mode, low, high, shape, when, shared, together, [])
-    if (facts := FIELDS.get(field)) is None:
-        fields = ", ".join(FIELDS)
+    if (facts := VARIED_FIELDS.get(field)) is None:
+        fields = ", ".join(VARIED_FIELDS)
         raise UserError(
             f"{one}: what each world can have of its own, on both engines, is {fields}."
         )
@@ -223,7 +223,7 @@ def vary(
 def _rows(one: Variation) -> tuple[np.ndarray, list[str]]:
     """Return the rows of the field that patterns choose, and whose each is."""
     model, field = one.env.sim.model, one.field
-    if not (kind := FIELDS[field].kind):
+    if not (kind := VARIED_FIELDS[field].kind):
         if one.names:
             raise UserError(f"{one}: {field} has no names; give None.")
         return np.zeros(1, int), [field]
@@ -256,7 +256,7 @@ def _check(one: Variation, own: np.ndarray, rows: np.ndarray, names: list[str]) 
     `own` are the model's numbers, `(rows, columns)`.
     """
     field, sim, row = one.field, one.env.sim, rows[:, None]
-    facts, model = FIELDS[field], sim.model
+    facts, model = VARIED_FIELDS[field], sim.model
     factor = np.abs(own) if one.mode == "scale" else np.ones_like(own)
     low, high = (factor * end + own * (one.mode == "add") for end in (one.low, one.high))
     never = np.zeros_like(own, bool)

@@ -34,8 +34,8 @@ class Algorithm(algorithms.PPO):
     optimizer: Any
     equivariance: Equivariance | None = None
     """Ties the networks' weights; None: they are free."""
-    slower: str = ""
-    """Why learning takes longer than in our PPO; empty: it does not."""
+    fallback_reason: str | None = None
+    """Why learning takes a slower path than our PPO's; None: it does not."""
     torch_threads: int
     """torch's own threads during an update."""
 

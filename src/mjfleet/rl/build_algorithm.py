@@ -54,21 +54,21 @@ def make_algorithm(
     Raises:
         UserError: a class of the user's cannot be loaded, or does not fit the others.
     """
-    kind, slower = choose_algorithm(agent, load)
+    kind, fallback_reason = choose_algorithm(agent, load)
     mirror = augmentation(agent.algorithm.symmetry_cfg, load)
     settings = _own_settings(kind, agent.algorithm)
     if issubclass(kind, PPO):
         mirror = partial(mirror, env) if mirror and agent.algorithm.ties_weights else None
         settings |= {"capture": capture, "mirror": mirror}
-        slower = ""
+        fallback_reason = None
     else:
         graphs = "; it captures no CUDA graphs" if capture else ""
         tied = "; networks are not equivariant" if agent.algorithm.ties_weights else ""
-        slower = f"{slower}, which is slower{graphs}{tied}"
+        fallback_reason = f"{fallback_reason}, which is slower{graphs}{tied}"
     make = kind if issubclass(kind, Algorithm) else partial(_class("own"), kind)
     make = partial(make, **settings)
     alg = build_algorithm(make, env, agent, device, load, collectives, num_threads)
-    alg.slower = slower
+    alg.fallback_reason = fallback_reason
     loss_check.check_networks(alg)
     if isinstance(alg, PPO):
         loss_check.check(alg, env.get_observations())
@@ -78,7 +78,7 @@ def make_algorithm(
 def choose_algorithm(
     agent: AgentConfig, load: Callable[..., Any]
 ) -> tuple[type[algorithms.PPO], str]:
-    """Return the class that `agent` names, and why it is slower than our PPO, if it is another.
+    """Return the class that `agent` names, and why it is used instead of our PPO, if it is.
 
     Raises:
         UserError: it cannot be loaded, or lacks something that `agent` asks for.
@@ -98,8 +98,8 @@ def choose_algorithm(
         return _class(name), "distillation: learning takes rsl_rl's own path"
     if missing and name == "grpo":
         raise UserError(f"--agent.algorithm.name grpo does not support {missing}; ppo does.")
-    slower = f"{missing}: learning takes rsl_rl's own path"
-    return _class("rsl_rl" if missing else name), slower
+    reason = f"{missing}: learning takes rsl_rl's own path"
+    return _class("rsl_rl" if missing else name), reason
 
 
 def _class(name: str) -> Any:

@@ -319,7 +319,7 @@ class Checkpointer:
         lost = runner.env.load_state_dict(state["env"])
         models = runner.alg.actor, runner.alg.critic
         for model, memory in zip(models, state["memories"], strict=True):
-            if isinstance(memory, tuple):  # Of an LSTM.
+            if isinstance(memory, tuple):  # An LSTM has two tensors.
                 model.reset(hidden_state=tuple(part.to(runner.device) for part in memory))
             elif memory is not None:
                 model.reset(hidden_state=memory.to(runner.device))

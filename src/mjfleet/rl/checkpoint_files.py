@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mjfleet.config.validation import SHOWN
+from mjfleet.config.validation import SHOWN_CHARS
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import ABOUT, BEST, CHECKPOINT_BYTES, FINAL, checkpoints_in
 from mjfleet.utils.atomic_write import write_atomically
@@ -29,10 +29,10 @@ UNREADABLE = (
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
 """What torch raises for a damaged file."""
-NAMED = 4  # How many differences a message names.
-ATTEMPTS = 3
+NAMED_DIFFERENCES = 4  # How many differences a message names.
+WRITE_ATTEMPTS = 3
 """Consecutive failures to write a checkpoint that end training."""
-PAUSE_SECONDS = 1.0
+WRITE_PAUSE_SECONDS = 1.0
 """Between attempts at the end of a run, when no later iteration would save."""
 
 logger = logging.getLogger(__name__)
@@ -116,8 +116,9 @@ def misfit_of(saved: Mapping[str, Any], built: Mapping[str, Any]) -> str:
     )
     names = [name for name in there | here if there.get(name) != here.get(name)]
     return "; ".join(
-        f"{name!s:.{SHOWN}} is {there.get(name, 'absent')} there, {here.get(name, 'absent')} here"
-        for name in names[:NAMED]
+        f"{name!s:.{SHOWN_CHARS}} is {there.get(name, 'absent')} there, "
+        f"{here.get(name, 'absent')} here"
+        for name in names[:NAMED_DIFFERENCES]
     )
 
 
@@ -167,8 +168,8 @@ class CheckpointSchedule:
         Raises:
             CheckpointError: it has failed several times in a row.
         """
-        for attempt in range(ATTEMPTS if is_last else 1):
-            time.sleep(PAUSE_SECONDS if attempt else 0.0)
+        for attempt in range(WRITE_ATTEMPTS if is_last else 1):
+            time.sleep(WRITE_PAUSE_SECONDS if attempt else 0.0)
             path = paths[0]
             try:
                 for path in paths:
@@ -181,11 +182,11 @@ class CheckpointSchedule:
                         old.unlink(missing_ok=True)
             except OSError as error:
                 self._failures += 1
-                if self._failures >= ATTEMPTS:
+                if self._failures >= WRITE_ATTEMPTS:
                     before = checkpoints_in(self._folder)
                     left = f"{before[-1].name} is intact" if before else "there is none before it"
                     raise CheckpointError(
-                        f"{path} could not be written, as {ATTEMPTS - 1} times before: "
+                        f"{path} could not be written, as {WRITE_ATTEMPTS - 1} times before: "
                         f"{error.strerror}; {left}."
                     ) from error
                 logger.warning(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-PIECE = 2**20
+PIECE_BYTES = 2**20
 """Bytes of each rank that travel at a time."""
 
 
@@ -59,14 +59,14 @@ class Collectives:
     def gather_bytes(self, data: bytes) -> list[bytearray] | None:
         """Return the data of every rank on rank 0, and None on the other ranks.
 
-        It travels in pieces of PIECE bytes, so that the device holds one of each rank at a time.
+        It travels in pieces, so that the device holds PIECE_BYTES of each rank at a time.
         """
         if self.world_size == 1:
             return [bytearray(data)]
         sizes = [int(size) for (size,) in self.all_gather([len(data)])]
         gathered = [bytearray() for _ in sizes] if self.rank == 0 else None
-        for start in range(0, max(sizes), PIECE):
-            part = bytearray(data[start : start + PIECE].ljust(PIECE))
+        for start in range(0, max(sizes), PIECE_BYTES):
+            part = bytearray(data[start : start + PIECE_BYTES].ljust(PIECE_BYTES))
             own = torch.frombuffer(part, dtype=torch.uint8).to(self._device)
             pieces = None if gathered is None else [torch.empty_like(own) for _ in sizes]
             with self._timed():

@@ -138,14 +138,14 @@ class _Pair(NamedTuple):
     actor: CpuNetwork
     critic: CpuNetwork
     flat: torch.Tensor  # As in FlatGradient. The first pair's becomes the total.
-    losses: torch.Tensor  # Of values, surrogate and entropy.
+    losses: torch.Tensor  # Losses of values, surrogate and entropy.
     std_gradient: torch.Tensor | None  # None: the standard deviation is constant.
 
 
 class CpuBackprop:
     """Computes values and PPO's gradients for two networks that share no parameters.
 
-    Of each pair of threads, one computes the policy and one the values. The pairs divide the
+    One thread of each pair computes the policy, the other one the values. The pairs divide the
     samples among them. Rounding depends on the number of threads.
     """
 

@@ -26,7 +26,7 @@ def check_networks(alg: Algorithm, iteration: int) -> None:
     """Raise DivergedError if what is learned is not finite. All ranks have the same."""
     if not all(p.isfinite().all() for p in alg.gradient.parameters):
         text = f"the policy is not finite; the learning rate is {alg.learning_rate:.3g}"
-        raise DivergedError(f"iteration {iteration}: {text}", slower(alg))
+        raise DivergedError(f"iteration {iteration}: {text}", lower_rate_flags(alg))
 
 
 def find_trouble(
@@ -35,16 +35,16 @@ def find_trouble(
     """Return what is not finite in this rank's rollout or losses, and flags to continue with."""
     if found := guard.trouble(alg.storage, iteration):
         text, flags = found
-        return text, flags or slower(alg)
+        return text, flags or lower_rate_flags(alg)
     for name, loss in losses.items():
         if not math.isfinite(loss):
             size, what = guard.largest(alg.storage)
             text = f"the {name} loss is {loss}, and the largest number to learn from is {size:.3g}"
-            return f"{text}, {what}", slower(alg) if size < HUGE else ""
+            return f"{text}, {what}", lower_rate_flags(alg) if size < HUGE else ""
     return None, ""
 
 
-def slower(alg: Algorithm) -> str:
+def lower_rate_flags(alg: Algorithm) -> str:
     """Return the flags of a learning rate that is lower than an algorithm's."""
     rate, flag = min(alg.learning_rate / 10, USUAL_RATE), "--agent.algorithm."
     return f"{flag}schedule fixed {flag}learning-rate {rate:.1g}"

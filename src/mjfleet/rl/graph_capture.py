@@ -17,7 +17,7 @@ from mjfleet.sim.simulation import no_garbage_collection
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SHARE = 0.99  # Of the values that a graph writes, those close to a call's.
+CLOSE_SHARE = 0.99  # Share of a graph's values that must be close to a call's.
 Capture = Callable[[Callable[[], object]], Any]
 """`capture`, or what takes its place in tests without a GPU."""
 

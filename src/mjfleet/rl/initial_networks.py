@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.config import to_dict
-from mjfleet.config.validation import SHOWN
+from mjfleet.config.validation import SHOWN_CHARS
 from mjfleet.errors import UserError
-from mjfleet.rl.checkpoint_files import NAMED, OWN, misfit_of
+from mjfleet.rl.checkpoint_files import NAMED_DIFFERENCES, OWN, misfit_of
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoints import about
 
@@ -85,5 +85,5 @@ def _misfit(
         there = theirs.get(name, here)
         if there != here and (name in SETTINGS or misfit):
             label = LABELS.get(name, f"--agent.{part}.{name.replace('_', '-')}")
-            why.append(f"{label} is {there!s:.{SHOWN}} there, {here!s:.{SHOWN}} here")
-    return "; ".join(why[:NAMED]) or misfit
+            why.append(f"{label} is {there!s:.{SHOWN_CHARS}} there, {here!s:.{SHOWN_CHARS}} here")
+    return "; ".join(why[:NAMED_DIFFERENCES]) or misfit

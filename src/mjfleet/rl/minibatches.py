@@ -27,7 +27,7 @@ class Minibatch(NamedTuple):
     advantages: torch.Tensor
     """`(samples,)`"""
     log_probs: torch.Tensor
-    """Of the actions when they were sampled, `(samples,)`."""
+    """Logarithmic probabilities of the actions when they were sampled, `(samples,)`."""
     distribution: tuple[torch.Tensor, ...]
     """Parameters of the action distribution in the rollout, such as mean and standard deviation of
     a Gaussian, `(samples, num_actions)` each."""

@@ -142,8 +142,8 @@ class Runner:
         assert self.env.group_size == self.agent.algorithm.envs_per_group
         if self.agent.init_at_random_ep_len and not self.is_resumed:
             self.env.start_at_random_times()
-        if self.alg.slower and self.collectives.rank == 0:
-            print_line(self.alg.slower)
+        if self.alg.fallback_reason and self.collectives.rank == 0:
+            print_line(self.alg.fallback_reason)
         self.alg.train_mode()
         hook = self._make_hook(self)
         if self.alg.is_distributed:

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 from mjfleet.sim.buffer_use import BufferUse, overflow_texts
 
-REMEDIES = {
+WARNING_REMEDIES = {
     "HFIELD": "contacts with a height field were dropped, make its grid coarser",
     **dict.fromkeys(
         ("BADQPOS", "BADQVEL", "BADQACC"),
@@ -18,14 +18,15 @@ REMEDIES = {
 }
 """What to do about a kind of warning."""
 OTHER_REMEDY = "see mjtWarning in MuJoCo's documentation, OverflowType in MuJoCo-Warp's"
-PREFIX = "warning/"
+WARNING_PREFIX = "warning/"
 
 
 def warning_values(
     kinds: Sequence[str], found: Mapping[str, int], use: BufferUse | None
 ) -> Mapping[str, float]:
     """Return a rank's values: worlds with each kind of warning, and the use of buffers, if any."""
-    return {f"{PREFIX}{kind}": found.get(kind, 0) for kind in kinds} | (asdict(use) if use else {})
+    counts = {f"{WARNING_PREFIX}{kind}": found.get(kind, 0) for kind in kinds}
+    return counts | (asdict(use) if use else {})
 
 
 class SimulationWarnings:
@@ -45,7 +46,11 @@ class SimulationWarnings:
             nan_resets: of all ranks.
         """
         counts = [
-            {k.removeprefix(PREFIX): int(n) for k, n in values.items() if k.startswith(PREFIX)}
+            {
+                name.removeprefix(WARNING_PREFIX): int(count)
+                for name, count in values.items()
+                if name.startswith(WARNING_PREFIX)
+            }
             for values in ranks
         ]
         like = asdict(use) if use else {}
@@ -57,5 +62,5 @@ class SimulationWarnings:
             found["NAN"] = f"{nan_resets} times"
         due = [kind for kind in found if kind in overflows or kind not in self._known]
         self._known |= found.keys()
-        remedies = REMEDIES | overflows
+        remedies = WARNING_REMEDIES | overflows
         return [f"{kind} {found[kind]}; {remedies.get(kind, OTHER_REMEDY)}" for kind in due]

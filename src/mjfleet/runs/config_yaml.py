@@ -114,7 +114,7 @@ def from_file(
     needed.pop(TEACHER, None)  # --teacher is asked for where it is needed.
     folder = needed.get("tasks_dir")
     if folder and (not os.path.isdir(folder) or found.folder.parent.samefile(folder)):
-        del needed["tasks_dir"]  # Of another machine, or where the task has been found anyway.
+        del needed["tasks_dir"]  # It is another machine's, or the task has been found anyway.
     if needed:
         flags = shlex.join(word for one in needed.items() for word in as_words(*one))
         raise UserError(

@@ -12,9 +12,9 @@ from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of, started_at
 
 LATEST = "latest"
-NAMES = "[!.]*"  # Skips hidden folders: runs that are being deleted.
+VISIBLE_NAMES = "[!.]*"  # Skips hidden folders: runs that are being deleted.
 ON_WANDB = "wandb:"  # What the name of a run on W&B begins with.
-LISTED = 5  # Number of runs that a message names at most.
+LISTED_RUNS = 5  # Number of runs that a message names at most.
 
 
 def runs_in(root: Path, experiment: str | None = None) -> list[Path]:
@@ -22,19 +22,22 @@ def runs_in(root: Path, experiment: str | None = None) -> list[Path]:
 
     The members of groups are among them.
     """
-    folders = root.glob(f"*/{NAMES}") if experiment is None else (root / experiment).glob(NAMES)
+    if experiment is None:
+        folders = root.glob(f"*/{VISIBLE_NAMES}")
+    else:
+        folders = (root / experiment).glob(VISIBLE_NAMES)
     runs = ([path] if _is_run(path) else members_of(path) for path in folders)
     return [run for some in runs for run in some]
 
 
 def groups_in(root: Path) -> list[Path]:
     """Return the folders of groups of runs under a log root."""
-    return [path for path in root.glob(f"*/{NAMES}") if is_group(path)]
+    return [path for path in root.glob(f"*/{VISIBLE_NAMES}") if is_group(path)]
 
 
 def members_of(group: Path) -> list[Path]:
     """Return the run directories of a group in the order of their numbers; of no group, none."""
-    found = filter(_is_run, group.glob(NAMES)) if is_group(group) else ()
+    found = filter(_is_run, group.glob(VISIBLE_NAMES)) if is_group(group) else ()
     return sorted(found, key=lambda run: (len(run.name), run.name))
 
 
@@ -117,7 +120,7 @@ def find_run(
     if len(found) == 1:
         return found[0]
     if found:
-        more = f", and {len(found) - LISTED} more" if len(found) > LISTED else ""
+        more = f", and {len(found) - LISTED_RUNS} more" if len(found) > LISTED_RUNS else ""
         raise UserError(f"{name} fits several runs: {_listed(found)}{more}. Give more of the name.")
     raise UserError(
         f"{name} does not exist, and no run of yours in {root} has a name that begins with it or "
@@ -152,4 +155,4 @@ def _names(run: Path) -> tuple[str, ...]:
 
 
 def _listed(runs: Sequence[Path]) -> str:
-    return ", ".join(map(name_of, runs[:LISTED]))
+    return ", ".join(map(name_of, runs[:LISTED_RUNS]))

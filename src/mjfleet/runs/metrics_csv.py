@@ -13,7 +13,7 @@ METRICS_FILE = "metrics.csv"
 """Created with the first iteration."""
 METRICS_BYTES = 2**30
 TAIL_BYTES = 2**17  # With the last row.
-MAX_DIGITS = 12  # Of an iteration.
+MAX_DIGITS = 12  # Digits of an iteration.
 Rows = Sequence[dict[str, str]]
 
 

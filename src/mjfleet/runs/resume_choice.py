@@ -27,7 +27,7 @@ class Parent:
     networks_only: bool = False  # Whether nothing else was taken of the checkpoint.
     changed: dict[str, dict[str, Any]] = field(default_factory=dict)
     """`value`, and the `parent`'s, of what differs from the other run, by dotted name."""
-    id: str | None = None  # Of the other run.
+    id: str | None = None  # The other run's id.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class Resume:
     config: dict[str, Any] = field(default_factory=dict)  # Its config.yaml, or a pretrained one's.
     checkpoint: Path | None = None  # None: it is not chosen yet, or there is none.
     notes: tuple[str, ...] = ()  # What the user should know.
-    lock: RunLock | None = None  # Of `run_dir`.
+    lock: RunLock | None = None  # The lock of `run_dir`.
     is_restart: bool = False  # Whether the run was started again after a fault, by itself.
-    parent: Parent | None = None  # Of a run that begins from another one's checkpoint.
+    parent: Parent | None = None  # The run whose checkpoint this one begins from.
 
     @property
     def iteration(self) -> int | None:

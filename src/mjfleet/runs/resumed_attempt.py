@@ -28,7 +28,7 @@ def adopt_attempt(run_dir: Path, begun: int) -> None:
     if not pending.exists():
         return
     for folder in (run_dir, run_dir / "checkpoints", run_dir / "failures", run_dir / "videos"):
-        for path in folder.glob(".*.tmp"):  # Of processes that were killed.
+        for path in folder.glob(".*.tmp"):  # Killed processes have left them.
             if not path.is_dir():
                 path.unlink()
     _keep_aside(run_dir, begun)

@@ -50,7 +50,7 @@ class Attempt:
     argv: Sequence[str]
     plan: Mapping[str, Any]  # The launch plan, as run.json records it.
     checkpoint: Path | None  # Where training continues from, or takes networks; None: it begins.
-    parent: Parent | None = None  # Of a run of its own.
+    parent: Parent | None = None  # The run that this one has forked from.
     is_restart: bool = False
 
 
@@ -179,7 +179,7 @@ class RunDirectory:
     def _write(self, attempt: Attempt, code: TaskCode) -> None:
         """Write run.json, then config.yaml and the task's code.
 
-        Of a run that continues, all but run.json waits for the first iteration: `adopt_attempt`.
+        Where a run continues, `adopt_attempt` writes all but run.json after the first iteration.
         """
         place = self.path if self._before is None else self.path / PENDING
         record, config, parent = read_record(self.path), attempt.config, attempt.parent

@@ -14,7 +14,7 @@ from mjfleet.utils.safe_read import read_json
 
 RECORD_FILE = "run.json"
 GROUP_FILE = "group.json"
-KINDS = {
+RUN_JSON_KINDS = {
     "task": str, "status": str, "attempts": list, "plan": dict, "argv": list, "git": dict,
     "versions": dict, "changed": dict, "parent": dict, "teacher": dict,
     "members": dict, "id": str,
@@ -69,7 +69,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         return {}
     if not isinstance(record, dict):
         raise ValueError("it is no mapping")
-    for name, kind in KINDS.items():
+    for name, kind in RUN_JSON_KINDS.items():
         if not isinstance(record.get(name, kind()), kind):
             raise ValueError(f"its {name} is {reprlib.repr(record[name])}, not a {kind.__name__}")
     lists = record.get("attempts", []), record.get("plan", {}).get("workers", [])

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum, auto
 from pathlib import Path
 from weakref import finalize
 
@@ -24,6 +25,14 @@ REQUEUE_SECONDS = 60.0
 """The same where a scheduler may have started a job again before its last processes have ended."""
 TOUCH_SECONDS = 15.0
 SILENT_SECONDS = 60.0  # A process that has not touched the file for so long has ended.
+
+
+class _Lock(Enum):
+    """Who has the lock of a file."""
+
+    OWNED = auto()  # This process.
+    TAKEN = auto()  # Another process.
+    UNSUPPORTED = auto()  # The file system has no locks.
 
 
 class RunLock:
@@ -59,7 +68,9 @@ def lock_run(
         raise UserError(f"{path}: {error.strerror}.") from None
     deadline, is_announced = clock() + patience, False
     try:
-        while (has_lock := _try_lock(file)) is False or (has_lock is None and _is_trained(run_dir)):
+        while (lock := _try_lock(file)) is _Lock.TAKEN or (
+            lock is _Lock.UNSUPPORTED and _is_trained(run_dir)
+        ):
             record = read_record(run_dir)
             trainer = "another process"  # It may have locked a new run, but not recorded it yet.
             if record:
@@ -75,7 +86,7 @@ def lock_run(
     except BaseException:
         os.close(file)
         raise
-    return RunLock(path, file, has_lock is True)
+    return RunLock(path, file, lock is _Lock.OWNED)
 
 
 def lock_again(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock | None:
@@ -110,15 +121,15 @@ def _touch_until(path: Path, is_closed: threading.Event) -> None:
         _touch(path)
 
 
-def _try_lock(file: int) -> bool | None:
-    """Return whether this process has the lock now; None: the file system has no locks."""
+def _try_lock(file: int) -> _Lock:
+    """Try to lock a file for this process alone, without waiting."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return _Lock.TAKEN
     except OSError:
-        return None
-    return True
+        return _Lock.UNSUPPORTED
+    return _Lock.OWNED
 
 
 def _is_trained(run_dir: Path) -> bool:

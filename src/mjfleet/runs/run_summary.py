@@ -26,7 +26,7 @@ class Summary:
     """A run, or a group of runs. None: its files do not tell."""
 
     run: str  # Experiment and name of the run: its folder relative to the log root.
-    members: int | None = None  # Of a group: its runs, those that have not begun included.
+    members: int | None = None  # Runs of a group, also those that have not begun.
     finished_members: int | None = None
     task: str | None = None
     # The status in run.json. died: recorded as running, but no process runs it. damaged: run.json
@@ -39,7 +39,7 @@ class Summary:
     best_mean_return: float | None = None  # The greatest of any iteration.
     best_eval_return: float | None = None  # The greatest of any evaluation.
     workers: int | None = None
-    devices: list[str] | None = None  # Of the workers, each once.
+    devices: list[str] | None = None  # The workers' devices, each once.
     parent: str | None = None  # The run from whose checkpoint it began, and at which iteration.
     started: str | None = None  # Time of the first start, with its zone.
     seconds: float | None = None  # Running time without the pauses between attempts.

@@ -21,7 +21,7 @@ from mjfleet.utils.console import print_line, printable
 from mjfleet.utils.safe_read import open_regular
 
 FOLDER = "task"  # In the run directory; a snapshot is `task/<beginning of its hash>`.
-MAX_BYTES = 64 << 20  # Of a snapshot; the largest files are left out.
+SNAPSHOT_MAX_BYTES = 64 << 20  # The size of a snapshot; the largest files are left out.
 OWN_IMPORT = re.compile(rb"^[ \t]*from \.(\w+)", re.MULTILINE)
 
 
@@ -63,7 +63,7 @@ def read_code(folder: Path) -> TaskCode:
 
 def _read(folder: Path, prefix: str, files: dict[str, bytes], left_out: list[str]) -> None:
     """Add a folder's files with a prefix: the smallest files first, code before meshes."""
-    room = MAX_BYTES - sum(map(len, files.values()))
+    room = SNAPSHOT_MAX_BYTES - sum(map(len, files.values()))
     for _, path in sorted((path.lstat().st_size, path) for path in folder.rglob("*")):
         parts = path.relative_to(folder).parts
         if any(part[0] == "." or part == "__pycache__" for part in parts):

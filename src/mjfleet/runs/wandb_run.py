@@ -19,7 +19,7 @@ ADDRESS = re.compile(
     re.ASCII,
 )
 CHECKPOINT = re.compile(r"model_[0-9]{1,12}|best")
-SECONDS = 10  # For an answer to a query.
+QUERY_SECONDS = 10  # For an answer to a query.
 
 
 def fetch_run(wanted: str, name: str, log_root: Path) -> Path:
@@ -39,7 +39,7 @@ def fetch_run(wanted: str, name: str, log_root: Path) -> Path:
     import wandb
 
     try:
-        run = wandb.Api(timeout=SECONDS).run(parts["path"])
+        run = wandb.Api(timeout=QUERY_SECONDS).run(parts["path"])
         files = _files(run, parts["run"], parts["checkpoint"])
         checkpoint, is_run = next(iter(files)), RECORD_FILE in files
         target = log_root / parts["project"] / f"{parts['run']}_{Path(checkpoint).stem}"

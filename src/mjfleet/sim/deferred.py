@@ -16,7 +16,7 @@ class Deferred(NamedTuple, Generic[T]):
     """Numbers on a device, and the function that decodes them once they are read."""
 
     numbers: torch.Tensor
-    """Of any shape and type. They are read as float64."""
+    """A tensor of any shape and type, which is read as float64."""
     decode: Callable[[list[float]], T]
     """Returns what follows from the flattened numbers."""
 

@@ -173,7 +173,7 @@ def _only_costs(model: mujoco.MjModel) -> int:
 def _needs_no_midphase(model: mujoco.MjModel) -> bool:
     """Return whether bodies have few geoms, and contacts come in the same order without midphase.
 
-    The midphase sorts contacts by their geoms, of which that of the lower type is the first.
+    The midphase sorts contacts by their geoms, and lists the geom of lower type first.
     """
     types, affinities = model.geom_contype, model.geom_conaffinity
     used = np.flatnonzero(types | affinities)

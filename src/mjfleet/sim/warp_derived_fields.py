@@ -39,7 +39,7 @@ class DerivedFields:
         """Take the model, also as it is on warp's current device."""
         self._model, self._data = on_device, data
         self.level: Level = "nothing"
-        """Of all that has been read so far."""
+        """The most that any field which has been read so far needs."""
         types, is_late = model.sensor_type, model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
         sensors = set(types[~is_late].tolist())
         self._limits = wp.array(model.sensor_adr[np.isin(types, LIMIT_SENSORS)], dtype=int)

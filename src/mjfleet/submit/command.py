@@ -126,10 +126,10 @@ class ClusterJob:
     sizes: list[str]  # What is trained, for the first lines of the file.
     name: str
     words: list[str]  # The command.
-    folder: str  # Of the experiment, in which the run directory is made.
+    folder: str  # The experiment's folder, in which the run directory is made.
     run_dir: str | None  # The run directory that the command names.
-    processes: int  # Of each machine.
-    gpus: int  # Of each machine.
+    processes: int  # Processes of each machine.
+    gpus: int  # GPUs of each machine.
     cpus: int  # Cores of each process.
     restarts: int  # How often the run starts again after a fault.
 

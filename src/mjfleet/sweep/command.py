@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mjfleet.sweep.study import Study
 
 PROG = "mjfleet sweep"
-KIND = "sweep"  # Of the group, in group.json.
+SWEEP_KIND = "sweep"  # The kind of group, in group.json.
 ABOUT = """Find good settings of a task by many short runs.
 
 The flags of `train` are for all trials; `train <task> --help` shows them."""
@@ -63,8 +63,8 @@ def sweep(argv: Sequence[str]) -> int:
         if not storage:
             study.open(f"sqlite:///{group.path.resolve()}/study.db", folder_id, is_new)
         arguments = asdict(replace(wanted, storage=None, resume=None))
-        entries = {"kind": KIND, "arguments": arguments, "folder_id": folder_id}
-        group.begin(study.config, [KIND, *argv], {"storage": storage}, **entries)
+        entries = {"kind": SWEEP_KIND, "arguments": arguments, "folder_id": folder_id}
+        group.begin(study.config, [SWEEP_KIND, *argv], {"storage": storage}, **entries)
         return run_trials(group, study, shares)
 
 
@@ -86,7 +86,7 @@ def _recorded(existing: Resume, argv: Sequence[str]) -> SweepArguments:
     Only this installation's note decides the storage.
     """
     path, record, note = existing.path, existing.record, note_of(existing.path)
-    if record.get("kind") != KIND:
+    if record.get("kind") != SWEEP_KIND:
         raise UserError(f"{path} holds no sweep.")
     arguments = dict(record.get("arguments", {}))
     arguments.pop("space", None)  # Earlier versions read values from a file, too.

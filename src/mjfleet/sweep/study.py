@@ -33,7 +33,7 @@ HALVING_FACTOR = 4
 arXiv:1810.05934)."""
 EVALUATIONS_PER_TRIAL = HALVING_FACTOR**2
 """Unless --eval-interval says otherwise. Trials are compared after 1/16 and 1/4 of their length."""
-COMPARED = {"agent.max_iterations", "total_steps", "eval_interval", "eval_envs"}
+COMPARED_FIELDS = {"agent.max_iterations", "total_steps", "eval_interval", "eval_envs"}
 """Fields that have to be equal for results to be compared, besides those that decide learning."""
 PASSWORD = re.compile(r"://.*:.*@|[?&]passw(or)?d=")  # In a database's URL.
 FOLDER, CAUSE, STEPS = "folder", "cause", "environment steps"
@@ -102,7 +102,7 @@ class Study:
         self._agreed |= {f"try {name}": typed for name, typed in self.typed.items()}
         self._agreed |= {"task": self.task}
         for name, (value, _) in differences(self.config, found.defaults()).items():
-            if name in COMPARED or decides_learning(name):
+            if name in COMPARED_FIELDS or decides_learning(name):
                 self._agreed[name] = value
 
     def open(self, place: str, folder_id: str, is_new: bool) -> None:

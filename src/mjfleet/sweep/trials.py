@@ -74,7 +74,7 @@ class TrialRun(Member):
         words = [word for value in trial.params.items() for word in as_words(*value)]
         super().__init__(f"trial_{trial.number}", words)
         self.trial = trial
-        self.last_step = last_step  # Of the values that the study knows.
+        self.last_step = last_step  # The last step that the study has a value of.
         self.iterations = 0  # That were complete when the metrics were read last.
         self.starts = 0
         self.is_pruned = False

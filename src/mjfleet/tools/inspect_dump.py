@@ -13,7 +13,7 @@ from mjfleet.runs.find_run import failure_files, find_run
 from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.utils.safe_read import open_regular
 
-MAX_BYTES = 2**28  # Of a dump.
+DUMP_MAX_BYTES = 2**28  # The size of a dump.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ def inspect(arguments: Sequence[str]) -> int:
     import numpy as np
 
     try:
-        with open_regular(file, MAX_BYTES, may_link=True) as opened:
+        with open_regular(file, DUMP_MAX_BYTES, may_link=True) as opened:
             explanation = np.load(opened, allow_pickle=False)["explanation"]
     except Exception as error:  # NumPy, zipfile and zlib raise many kinds.
         raise UserError(f"{file} is not a NaN dump that can be read: {in_a_line(error)}") from None

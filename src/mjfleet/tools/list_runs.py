@@ -56,7 +56,7 @@ def runs(arguments: Sequence[str]) -> int:
     if parsed.sort == "name":
         summaries.sort(key=lambda summary: summary.run)
     elif parsed.sort != "started":
-        number = KEYS[parsed.sort]  # Runs without it come last.
+        number = SORT_KEYS[parsed.sort]  # Runs without it come last.
         summaries.sort(key=lambda s: (number(s) is not None, number(s) or 0.0), reverse=True)
     if parsed.json:
         print(json.dumps([asdict(summary) for summary in summaries], indent=2))
@@ -145,7 +145,7 @@ CELLS: dict[str, Callable[[Summary], Any]] = {
     "size": lambda s: f"{s.bytes / 1e6:.1f} MB",
 }
 """The columns of the table, the most important first."""
-KEYS: dict[str, Callable[[Summary], float | None]] = {
+SORT_KEYS: dict[str, Callable[[Summary], float | None]] = {
     "iterations": lambda s: s.iterations,
     "return": lambda s: s.last_mean_return,
     "best": _best,

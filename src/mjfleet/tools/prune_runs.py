@@ -28,7 +28,7 @@ from mjfleet.utils.console import print_error, print_line
 
 CONDITIONS = ("all", "unfinished", "checkpoints")
 AGE = re.compile(r"older-than=([0-9]{1,6})([hdw])", re.ASCII)
-SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
+UNIT_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 GROUP_FILES = (CONFIG_FILE, "plots", "report.html", "*.log", "best.yaml", "study.db", GROUP_FILE)
 """What a group writes into its folder, beside its runs."""
 Conditions = Annotated[
@@ -78,7 +78,7 @@ def _is_meant(path: Path, summary: Summary, conditions: Sequence[str]) -> bool:
             return False
     files = [path / name for name in (RECORD_FILE, METRICS_FILE, GROUP_FILE)]
     trained = max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
-    ages = [int(age[1]) * SECONDS[age[2]] for age in map(AGE.fullmatch, conditions) if age]
+    ages = [int(age[1]) * UNIT_SECONDS[age[2]] for age in map(AGE.fullmatch, conditions) if age]
     return is_of_this_user(path) and time.time() - trained >= max(ages, default=0)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from mjfleet.utils.console import printable
 
-LONGEST = 200  # Characters of a cell.
+CELL_CHARACTERS = 200  # Characters of a cell.
 ONE_LINE = 400  # Columns of a table in a pipe.
 
 
@@ -27,4 +27,4 @@ def print_table(columns: Mapping[str, Sequence[str]], title: str = "") -> None:
 
 
 def _line(text: str) -> str:
-    return printable(text[:LONGEST]).replace("\n", " ")
+    return printable(text[:CELL_CHARACTERS]).replace("\n", " ")

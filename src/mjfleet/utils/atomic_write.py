@@ -20,7 +20,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         return
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        aside.unlink(missing_ok=True)  # Of a killed process, or somebody's link to another file.
+        aside.unlink(missing_ok=True)  # A killed process has left it, or it is somebody's link.
         with aside.open("xb") as file:
             write(file)
             file.flush()

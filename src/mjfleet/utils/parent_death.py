@@ -8,8 +8,8 @@ import time
 
 PARENT_VARIABLE = "MJFLEET_PARENT"  # With the process number of the parent, which sets it.
 MISTAKE_VARIABLE = "MJFLEET_MISTAKE"  # With the parent's file for a mistake of the user's.
-LOOK_SECONDS = 0.1
-STOP_SECONDS = 60.0  # For a process to save and stop after its parent has ended.
+PARENT_POLL_SECONDS = 0.1
+ORPHAN_STOP_SECONDS = 60.0  # For a process to save and stop after its parent has ended.
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -28,14 +28,14 @@ def die_with_parent(parent: int | None = None) -> None:
 def stop_with_parent(parent: int) -> None:
     """Have this process receive SIGTERM once its parent has ended, however the parent ends.
 
-    It then has STOP_SECONDS to finish what it does, and is killed with its process group.
+    It then has ORPHAN_STOP_SECONDS to finish what it does, and is killed with its process group.
     """
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(PARENT_POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(STOP_SECONDS)
+        time.sleep(ORPHAN_STOP_SECONDS)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

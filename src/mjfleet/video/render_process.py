@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mjfleet.video.state_recording import StateRecording
 
 NICE = 19  # The lowest priority: each thread gets 1.5% of a busy core, and all of an idle one.
-BACKENDS = ("egl", "osmesa")  # Of MUJOCO_GL; the second one if the first does not work.
+BACKENDS = ("egl", "osmesa")  # Values of MUJOCO_GL; the second one if the first fails.
 
 
 class RenderProcess(ChildProcess):

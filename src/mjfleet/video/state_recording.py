@@ -58,7 +58,7 @@ class StateRecorder:
     def finish(self, title: str) -> StateRecording:
         """Return what was taken since the last call, in order."""
         parts, self._parts = self._parts, []
-        every = max(1, round(1 / (MAX_RATE * self._env.step_dt)))  # Of the steps, one picture.
+        every = max(1, round(1 / (MAX_RATE * self._env.step_dt)))  # Steps for one picture.
         steps = {name: np.concatenate([part[name] for part in parts])[::every] for name in parts[0]}
         model = pack_model(self._env.sim.model)
         return StateRecording(title, 1 / (every * self._env.step_dt), model, steps)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mjfleet.loggers.logger_group import LoggerGroup
     from mjfleet.rl.runner import Runner
 
-SECONDS = 10.0  # Simulated seconds of a video, about.
+VIDEO_SECONDS = 10.0  # Simulated seconds of a video, about.
 LAST_SECONDS = 60.0  # How long the end of a run waits for videos.
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class TrainingVideos:
     ) -> None:
         self._interval, self._last = interval, runner.agent.max_iterations
         self._folder, self._task, self._loggers = folder, task, loggers
-        self._recorder = StateRecorder(runner.env, SECONDS)
+        self._recorder = StateRecorder(runner.env, VIDEO_SECONDS)
         self._drawn: dict[int, RenderProcess] = {}  # By iteration.
         self._works = True
 

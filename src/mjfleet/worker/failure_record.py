@@ -50,7 +50,7 @@ class Failure:
     """The exception's class; without an exception "Killed", "Exited" or "Hang"; "Agent" if it was
     torchrunx's agent, "Lost" if it was a host."""
     message: str
-    traceback: str = ""  # Of the exception; of a hang, the Python stacks of all its threads.
+    traceback: str = ""  # The exception's; after a hang, the Python stacks of all threads.
     mistake: bool = False
     """Whether it is a mistake of the user's, found before anything was learned."""
     flags: str = ""  # With which a run that has diverged may continue.

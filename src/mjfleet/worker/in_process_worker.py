@@ -18,7 +18,7 @@ from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 from mjfleet.worker.worker_main import run_worker
 
-LOOK_SECONDS = 1.0
+HEARTBEAT_POLL_SECONDS = 1.0
 PRINT_SECONDS = 5.0  # How long printing why it hangs may take: its terminal may have no reader.
 
 
@@ -44,7 +44,7 @@ def train_in_process(
     detector, over = HangDetector([heartbeat], limit), threading.Event()
 
     def watch() -> None:
-        while not over.wait(LOOK_SECONDS):
+        while not over.wait(HEARTBEAT_POLL_SECONDS):
             # A rank that waits for another one is subject to the time-out of collectives.
             if detector.hangs() and not only_waits(stacks := _stacks()):
                 threading.Timer(PRINT_SECONDS, os._exit, (1,)).start()

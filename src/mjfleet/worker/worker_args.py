@@ -24,7 +24,7 @@ class WorkerArgs:
     run_dir: str
     checkpoint: str | None = None  # Where training continues from; None: it begins.
     continues: bool = False  # Whether an earlier run continues, metrics included.
-    task_hash: str = ""  # Of the task's code, for checkpoints.
+    task_hash: str = ""  # Hash of the task's code, for checkpoints.
     backend: Literal["nccl", "gloo"] | None = None  # None: there is only one worker.
     local: bool = True  # Whether we have started the workers; without `meeting`, all on this host.
     # The rest is for workers that we have started.

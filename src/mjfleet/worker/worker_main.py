@@ -112,7 +112,7 @@ def train_worker(
             checkpoint = collectives.all_gather_text(checkpoint)[0] or ""
         run_dir = Path(run_dir)
         on_run_dir(run_dir)
-        # What no run could continue from is refused before anything is built.
+        # Refuse an unreadable checkpoint before anything is built.
         state = read_checkpoint(Path(checkpoint)) if checkpoint else None
         with enough_memory():
             runner, checkpointer = build(found, config, args, rank, heartbeat, collectives, run_dir)

@@ -61,7 +61,7 @@ class RlGamesPPO(LibraryPPO):
             "device": self.device,
             "num_actors": num_envs,
             "horizon_length": steps,
-            "minibatch_size": num_envs * steps,  # Of one minibatch; see `dataset` below.
+            "minibatch_size": num_envs * steps,  # Samples of one minibatch; see `dataset` below.
             "mini_epochs": config.num_learning_epochs,
             "seq_length": 1,
             "learning_rate": self.learning_rate,

@@ -17,7 +17,7 @@ from mjfleet.tools.check_task.subject import (
 )
 
 STEPS = 99  # Odd, so that what trades places in each step has changed.
-ROUNDS = 20  # Of random states in all environments.
+ROUNDS = 20  # Times that all environments get random states.
 EFFECT_STEPS = 20  # Within which an action must change the state, a late motor's too.
 SIGNALS = "observe()", "rewards()"  # With which names of outcomes begin.
 EARLY = 3  # Steps: episodes that end that soon teach nothing.

@@ -235,7 +235,7 @@ def idle_variations(subject: Subject, actions: torch.Tensor) -> Iterator[Finding
         if all(torch.equal(outcome[name], other) for name, other in future().items()):
             yield Finding(
                 f"{one}: changes nothing within {len(actions)} steps; see which names `mjfleet "
-                "tasks` shows. Of the friction of two geoms the larger one counts, or that of the "
+                "tasks` shows. Where two geoms touch, the larger friction counts, or that of the "
                 "geom with the higher priority",
                 is_sure=False,
             )

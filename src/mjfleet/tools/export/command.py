@@ -29,7 +29,7 @@ from mjfleet.worker.thread_limits import prepare
 if TYPE_CHECKING:
     from mjfleet.rl.runner import Runner
 
-MAX_ENVS = 64
+EXPORT_MAX_ENVS = 64
 VERSION_ENTRY = "mjfleet_version"  # Marks what `mjfleet export` has written.
 PRETRAINED = "pretrained"
 FORMATS = {
@@ -79,7 +79,7 @@ def export(arguments: Sequence[str]) -> int:
     _refuse_to_replace(output, parsed.format, found.name)
     print_line(f"exporting {trained.policy}")
     prepare()
-    few = config.with_num_envs(min(config.env.num_envs, MAX_ENVS))
+    few = config.with_num_envs(min(config.env.num_envs, EXPORT_MAX_ENVS))
     runner = load_runner(found, few, trained.policy)
     if parsed.format == PRETRAINED:
         _write_pretrained(found.name, config, trained.record.get("git", {}), runner, output)
@@ -91,7 +91,12 @@ def _write_graph(
     task: str, runner: "Runner", kind: Literal["onnx", "torchscript"], output: Path
 ) -> int:
     """Write the policy as a graph with its metadata; return 1 if it could not be reproduced."""
-    from mjfleet.tools.export.policy_graph import COMPARED, compare, images_of, make_graph
+    from mjfleet.tools.export.policy_graph import (
+        COMPARED_OBSERVATIONS,
+        compare,
+        images_of,
+        make_graph,
+    )
     from mjfleet.tools.export.robot_metadata import describe
     from mjfleet.video.state_recording import pack_model
 
@@ -109,7 +114,7 @@ def _write_graph(
     graph = make_graph(policy, sizes, kind, metadata)
     difference, tolerance = compare(policy, sizes, kind, graph)
     result = f"actions differ by at most {difference:.2g} from the checkpoint's"
-    print_line(f"{COMPARED:,} random observations: {result}")
+    print_line(f"{COMPARED_OBSERVATIONS:,} random observations: {result}")
     if not difference <= tolerance:  # True for NaN as well.
         limit = f"rounding explains {tolerance:.2g} at most"
         print(f"error: {limit}: nothing was written", file=sys.stderr)

@@ -17,7 +17,7 @@ Format = Literal["onnx", "torchscript"]
 METADATA = "policy.json"  # In the file: a property of ONNX, an extra file of TorchScript.
 OBSERVATIONS, ACTIONS = "observations", "actions"
 """The graph's input and output; a recurrent network's memory comes after them."""
-COMPARED = 1000  # Random observations.
+COMPARED_OBSERVATIONS = 1000  # Random observations.
 TOLERANCE = 1e-5
 """Difference that float32 rounding explains, relative to the largest action if that is above 1."""
 
@@ -119,16 +119,17 @@ def _torchscript(policy: Any, metadata: str) -> bytes:
 def compare(policy: Any, sizes: Sequence[int], kind: Format, graph: bytes) -> tuple[float, float]:
     """Return the largest difference of a graph's actions from the policy's, and what is tolerated.
 
-    COMPARED random observations are drawn from the normaliser's normal distribution, or without one
-    from the standard one. A recurrent network sees them as one episode. `sizes` are those of the
-    policy's observation groups, `graph` is the content of the file.
+    Random observations, COMPARED_OBSERVATIONS in number, are drawn from the normaliser's normal
+    distribution, or without one from the standard one. A recurrent network sees them as one
+    episode. `sizes` are those of the policy's observation groups, `graph` is the file's content.
     """
     generator, shapes = torch.Generator().manual_seed(0), images_of(policy)
-    rows = torch.randn(COMPARED, policy.obs_dim, generator=generator)
-    images = {k: torch.randn(COMPARED, *v, generator=generator) for k, v in shapes.items()}
+    number = COMPARED_OBSERVATIONS
+    rows = torch.randn(number, policy.obs_dim, generator=generator)
+    images = {k: torch.randn(number, *v, generator=generator) for k, v in shapes.items()}
     if policy.obs_normalization:
         rows = policy.obs_normalizer.mean + policy.obs_normalizer.std * rows
-    steps = rows.view(COMPARED if policy.is_recurrent else 1, -1, policy.obs_dim)
+    steps = rows.view(COMPARED_OBSERVATIONS if policy.is_recurrent else 1, -1, policy.obs_dim)
     policy.reset()
     groups = (zip(policy.obs_groups, step.split(sizes, dim=1), strict=True) for step in steps)
     expected = torch.cat([policy(dict(observation) | images) for observation in groups])
@@ -138,7 +139,7 @@ def compare(policy: Any, sizes: Sequence[int], kind: Format, graph: bytes) -> tu
 
 
 Images = Mapping[str, torch.Tensor]
-"""Of one step, by group: `(batch, channels, height, width)`."""
+"""Images of one step, by group: `(batch, channels, height, width)`."""
 
 
 def _play_onnx(graph: bytes, steps: torch.Tensor, images: Images) -> torch.Tensor:

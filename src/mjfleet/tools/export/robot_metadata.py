@@ -10,7 +10,7 @@ from mujoco import mjtBias, mjtDyn, mjtGain, mjtJoint, mjtTrn
 
 from mjfleet.env.environment import Env
 from mjfleet.env.return_checks import observation_sizes
-from mjfleet.env.step_recorder import STATE
+from mjfleet.env.step_recorder import RECORDED_FIELDS
 from mjfleet.errors import UserError
 
 HOME = "home"  # Name of the keyframe that holds the default pose.
@@ -56,7 +56,7 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
         "commands": [
             {"name": name, "range": [low, high]} for name, (_, low, high) in env.commands().items()
         ],
-        "start": {k: v[0].tolist() for k in STATE if (v := getattr(env.sim, k)).numel()},
+        "start": {k: v[0].tolist() for k in RECORDED_FIELDS if (v := getattr(env.sim, k)).numel()},
         "mujoco_version": mujoco.__version__,
         **own,
     }

@@ -12,7 +12,7 @@ from mjfleet.config import EnvConfig, TrainConfig
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known
 from mjfleet.config.launch_config import GpuRequest
 from mjfleet.config.validation import (
-    MOST,
+    MAX_COUNT,
     Checked,
     Folder,
     OptionalCount,
@@ -36,7 +36,7 @@ from mjfleet.video.render_process import render
 from mjfleet.worker.stop_signals import StopRequest
 
 Viewer = Literal["native", "web"]
-MAX_ENVS = {"native": 1, "web": 16, None: 64}  # By viewer; the native one shows one.
+VIEWER_MAX_ENVS = {"native": 1, "web": 16, None: 64}  # By viewer; the native one shows one.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class PlayArguments(Checked):
     """Address of the web viewer: for this machine alone, or 0.0.0.0 for all that can reach it."""
     port: Annotated[int, between(1, 64000)] = 8080
     """Port of the web viewer, or the next free one."""
-    seed: Annotated[int, between(0, MOST)] = 1
+    seed: Annotated[int, between(0, MAX_COUNT)] = 1
     """Seed of all random numbers."""
     gpu_ids: GpuRequest = "auto"
     """`auto` (GPU 0, else the CPU), `None` (the CPU), or the index of a visible GPU."""
@@ -150,7 +150,7 @@ def _play(
     run: Resume | None = None,
 ) -> int:
     """Play a policy, or the actions that the flags name, by the configuration of its training."""
-    num_envs = min(trained.env.num_envs, MAX_ENVS[viewer])
+    num_envs = min(trained.env.num_envs, VIEWER_MAX_ENVS[viewer])
     default = PlayArguments(env=replace(trained.env, num_envs=num_envs))
     summary = found.task.summary
     parsed = parse_flags(PlayArguments, flags, f"play {found.name}", default, description=summary)

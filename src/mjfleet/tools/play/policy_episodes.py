@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mjfleet.video.state_recording import StateRecording
 
 Actions = Literal["zero", "random"]
-COLUMNS = "mean", "std", "min", "max"
+STATISTIC_COLUMNS = "mean", "std", "min", "max"
 
 
 @dataclass(frozen=True)
@@ -101,15 +101,15 @@ class EpisodeSums:
     """What whole episodes have given."""
 
     episodes: int
-    minutes: float  # Of simulated time.
+    minutes: float  # Minutes of simulated time.
     numbers: Mapping[str, Mapping[str, float]]
-    """The COLUMNS over the episodes, by name. Metrics' means are over all steps."""
+    """The STATISTIC_COLUMNS over the episodes, by name. Metrics' means are over all steps."""
 
     @property
     def table(self) -> str:
         """The numbers as a table of lines for a terminal."""
         text = [f"{self.episodes} episodes, {self.minutes:.4g} minutes of simulated time", ""]
-        text.append("{:<26}{:>10}{:>11}{:>10}{:>10}".format("", *COLUMNS))
+        text.append("{:<26}{:>10}{:>11}{:>10}{:>10}".format("", *STATISTIC_COLUMNS))
         for name, numbers in self.numbers.items():
             # A space stands before each number, which may be as wide as -1.234e-05.
             columns = " {:9.4g} {:10.3g} {:9.4g} {:9.4g}".format(*numbers.values())
@@ -135,5 +135,5 @@ def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
     for name, some in values.items():
         if len(some):
             found = (means.get(name, some.mean()), some.std(correction=0), some.min(), some.max())
-            numbers[name] = dict(zip(COLUMNS, map(float, found), strict=True))
+            numbers[name] = dict(zip(STATISTIC_COLUMNS, map(float, found), strict=True))
     return EpisodeSums(len(rows), lengths.sum().item() * env.step_dt / 60, numbers)

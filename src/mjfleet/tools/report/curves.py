@@ -10,11 +10,14 @@ from mjfleet.runs.metrics_csv import columns_of
 from mjfleet.tools.report.logged_run import AXES, ITERATION, Rows
 
 INTERVAL = "the 95% bootstrap interval of that mean"
-POINTS, FEWEST_POINTS = 600, 100  # Of one row's curve, and how few there may be of many rows.
+POINTS, FEWEST_POINTS = (
+    600,
+    100,
+)  # Points of one row's curve, and the fewest where there are many rows.
 NOT_DRAWN = (*AXES, "world_size", "total_steps", "steps_per_second")
 Curves = Mapping[str, np.ndarray]
-"""By column `(1, points)`: values. Of several runs `(3, points)`: the mean, and the low and high of
-its interval. AXES are always `(1, points)`."""
+"""Values by column, `(1, points)`. For several runs `(3, points)`: the mean, and the low and high
+end of its interval. AXES are always `(1, points)`."""
 
 
 def curves_of(rows: Rows) -> dict[str, Curves]:

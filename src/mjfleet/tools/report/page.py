@@ -29,7 +29,7 @@ MAX_VIDEOS, MAX_VIDEO_BYTES = 3, 4_000_000
 def write_page(output: Path, folders: Sequence[Path], rows: Rows, columns: Sequence[str]) -> None:
     """Write a page about run directories and groups, and the rows of their runs with iterations.
 
-    Where no columns are named, all that change are drawn. Of a single folder, all files are shown.
+    Where no columns are named, all that change are drawn. All files of a single folder are shown.
     UserError if the page cannot be written, or a single folder holds nothing that can be read.
     """
     import jinja2

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE_BY_SIDE = 4  # Panels.
-FEW_POINTS = 20  # Of a line whose points are marked.
+FEW_POINTS = 20  # Lines of at most as many points mark them.
 
 
 @dataclass(frozen=True)

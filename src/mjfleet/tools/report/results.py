@@ -52,7 +52,7 @@ def numbers(runs: Sequence[LoggedRun], column: str) -> dict[str, list[float | No
 def as_cell(value: Any) -> str:
     """Return what a cell of a table shows: four digits of a number, a dash for nothing.
 
-    Of several runs that is their mean, the 95% bootstrap interval of that mean, and how many runs
+    For several runs that is their mean, the 95% bootstrap interval of that mean, and how many runs
     have a number, if not all do.
     """
     if isinstance(value, list):
