@@ -12,7 +12,7 @@ from mjfleet.env.env_shard import EnvShard
 from mjfleet.env.episode_statistics import Sums, episode_sums, metric_pairs
 from mjfleet.env.return_checks import check_names, check_returns, check_weights
 from mjfleet.env.stateful_env import StatefulEnv
-from mjfleet.env.step_recorder import STATE, StepRecorder
+from mjfleet.env.step_recorder import RECORDED_FIELDS, StepRecorder
 from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
 from mjfleet.sim.deferred import Deferred, read
@@ -273,7 +273,7 @@ class Env(StatefulEnv[C]):
         """Return where a state, a control, a reward, or the observation before this step, is not
         finite."""
         # A sum is finite only if all its terms are. MuJoCo ignores a control that is not.
-        fields = [getattr(self.sim, name) for name in (*STATE, "ctrl")]
+        fields = [getattr(self.sim, name) for name in (*RECORDED_FIELDS, "ctrl")]
         sums = [field.flatten(1).sum(dim=1, dtype=torch.float64) for field in fields]
         total = torch.stack((terms.sum(dim=0).double(), *sums)).sum(dim=0)
         return self._unseeable | ~total.isfinite()
