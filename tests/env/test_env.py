@@ -306,6 +306,10 @@ def test_worlds_started_in_mid_episode_count_from_their_second_episode() -> None
 class Misshapen(ReachEnv):
     what: ClassVar[str]
 
+    def count_actions(self) -> Any:
+        counts = {"no count": None, "half a count": 1.5, "count of 0": 0}
+        return counts.get(self.what, super().count_actions())
+
     def observe(self) -> Any:
         groups: dict[str, Any] = super().observe()
         if self.what == "no critic":
@@ -343,6 +347,9 @@ class Misshapen(ReachEnv):
 @pytest.mark.parametrize(
     ("what", "message"),
     [
+        ("no count", r"count_actions\(\) returns None; it must return a whole"),
+        ("half a count", r"count_actions\(\) returns 1\.5; it must return"),
+        ("count of 0", r"count_actions\(\) returns 0; it must return"),
         ("no critic", r"observe\(\) has actor; it must have actor and critic"),
         ("column", r"rewards\(\)\['alive'\] is \(2, 1\) on cpu; it must be a tensor \(2,\) on cpu"),
         ("float mask", r"terminated\(\) is torch.float32, not torch.bool"),

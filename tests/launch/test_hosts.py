@@ -67,6 +67,8 @@ def test_variables_travel_and_their_values_are_not_recorded() -> None:
     }  # fmt: skip
     with pytest.raises(UserError, match="--env-var MISSING"):
         take_variables(["MISSING"], environ)
+    with pytest.raises(UserError, match=r"^--env-var A is given 2 times; give it once\.$"):
+        take_variables(["A=1", "A=2"], environ)
     typed = ["go1", "--env-var", "A=1", "B", "--agent.seed=2", "--env_var=C=3=3", "--plain"]
     shown = ["go1", "--env-var", "A", "B", "--agent.seed=2", "--env_var=C", "--plain"]
     assert without_values(typed) == shown

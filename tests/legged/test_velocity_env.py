@@ -73,6 +73,8 @@ def test_two_legs_earn_steps_and_fall_where_anything_but_feet_touches() -> None:
 def test_a_factor_of_no_joint_is_named() -> None:
     with pytest.raises(UserError, match="action_factors: 'hp' matches no joint of FR_hip_joint"):
         build(Robot, action_factors={"hp": 0.5})
+    with pytest.raises(UserError, match=r"action_factors: '\[hip' is no regular exp"):
+        build(Robot, action_factors={"[hip": 0.5})
 
 
 def test_a_robot_without_feet_is_named() -> None:

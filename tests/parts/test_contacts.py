@@ -232,6 +232,7 @@ def test_contacts_never_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ({"names": ["soft", "feet.*"]}, r"'feet.\*' matches nothing; there are body: world, b"),
         ({"names": ["soft", "s.*"]}, r"'soft' and 's.\*' both match 'soft'"),
+        ({"names": ["(foot"]}, r"'\(foot' is no regular expression: missing \)"),
         ({"against": "wall"}, "'wall' matches nothing; there are body: world"),
         ({"against": "flo.*"}, r"'flo\.\*' matches nothing; there are body: world"),
         ({"samples": 4}, r"contacts/elastic has 1 .* keeps 4 .* samples=cfg.decimation, 10, or 0"),

@@ -229,6 +229,7 @@ WRONG: list[tuple[Arguments, str]] = [
     ({"names": "foot"}, "'foot' matches no geom of: arm, floor, hand, palm, runner, sled, world"),
     ({"names": ["sled", "run.*"]}, "'sled' and 'run..' both match 'runner of sled'"),
     ({"names": None}, "matches no geom"),
+    ({"names": "*foot"}, r"'\*foot' is no regular expression: nothing to repeat"),
     ({"names": None, "field": "body_mass"}, "matches no body of: arm, hand, sled, world"),
     ({"field": "opt.gravity"}, "has no names; give None"),
     ({"columns": (3,)}, r"`columns` is \(3,\); it must be some of \(0, 1, 2\)"),

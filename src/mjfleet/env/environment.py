@@ -10,10 +10,9 @@ from tensordict import TensorDict
 from mjfleet.env.contract import C
 from mjfleet.env.env_shard import EnvShard
 from mjfleet.env.episode_statistics import Sums, episode_sums, metric_pairs
-from mjfleet.env.return_checks import check_names, check_returns, check_weights
+from mjfleet.env.return_checks import check_action_count, check_names, check_returns, check_weights
 from mjfleet.env.stateful_env import StatefulEnv
 from mjfleet.env.step_recorder import RECORDED_FIELDS, StepRecorder
-from mjfleet.errors import UserError
 from mjfleet.sim import Simulation
 from mjfleet.sim.deferred import Deferred, read
 
@@ -89,9 +88,7 @@ class Env(StatefulEnv[C]):
         self.env_ids += shard.first if shard else 0
         # Seeds of torch's own generator, which draws the actions, are below 2^31.
         self.generator = torch.Generator(self.device).manual_seed(seed + 2**31)
-        self.num_actions = self.count_actions()
-        if self.num_actions < 1:
-            raise UserError(f"{type(self).__name__}: the model has no actuator to act with.")
+        self.num_actions = check_action_count(self)
         self._begin_state()
         self.action = self.add_state("action", self.num_actions)
         """The newest action, `(num_envs, num_actions)`, float32; zero in a new episode."""

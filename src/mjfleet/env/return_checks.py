@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from mjfleet.errors import UserError
@@ -21,6 +22,22 @@ def observation_sizes(env: Any) -> dict[str, int | tuple[int, ...]]:
     """Return the size of each observation group; of an image (channels, height, width)."""
     groups = {name: tuple(group.shape) for name, group in env.get_observations().items()}
     return {name: shape[1] if len(shape) == 2 else shape[1:] for name, shape in groups.items()}
+
+
+def check_action_count(env: Any) -> int:
+    """Return the size of an environment's actions.
+
+    Raises:
+        UserError: the model has no actuator, or the task's own `count_actions` returns no size.
+    """
+    count, kind = env.count_actions(), type(env).__name__
+    if isinstance(count, (int, np.integer)) and count > 0:
+        return int(count)
+    if count == env.sim.model.nu:
+        raise UserError(f"{kind}: the model has no actuator to act with.")
+    raise UserError(
+        f"{kind}.count_actions() returns {count!r}; it must return a whole number above 0."
+    )
 
 
 def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

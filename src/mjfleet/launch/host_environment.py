@@ -17,15 +17,18 @@ def take_variables(asked: Sequence[str], environ: MutableMapping[str, str]) -> l
     """Set each NAME=VALUE of --env-var in this process's environment; return the names.
 
     Raises:
-        UserError: a variable that is to be taken from here is not set.
+        UserError: a variable that is to be taken from here is not set, or one is given twice.
     """
+    names = [item.partition("=")[0] for item in asked]
     for item in asked:
         name, equals, value = item.partition("=")
+        if names.count(name) > 1:
+            raise UserError(f"--env-var {name} is given {names.count(name)} times; give it once.")
         if equals:
             environ[name] = value
         elif name not in environ:
             raise UserError(f"--env-var {name}: it is not set here; write {name}=VALUE instead.")
-    return [item.partition("=")[0] for item in asked]
+    return names
 
 
 def without_values(arguments: Sequence[str]) -> list[str]:

@@ -1,6 +1,5 @@
 """Completes a robot's model by sensors and ground. Runs where a model is compiled."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from mujoco import mjtObj, mjtSensor
 from mjfleet.errors import UserError
 from mjfleet.legged.terrain import Terrain
 from mjfleet.parts.variation import position_actuators
+from mjfleet.utils.name_pattern import name_pattern
 
 HOME = "home"
 """The keyframe in which the robot stands."""
@@ -200,13 +200,12 @@ def joint_factors(env_class: Any, attribute: str, model: mujoco.MjModel) -> list
     """Return a factor of each joint: that of the last pattern that it matches, or 1."""
     joints = [model.joint(i).name for i in range(1, model.njnt)]
     values = [1.0] * len(joints)
+    what = f"{env_class.__name__}.{attribute}"
     for pattern, factor in getattr(env_class, attribute).items():
-        found = [i for i, joint in enumerate(joints) if re.search(pattern, joint)]
+        fits = name_pattern(pattern, what).search
+        found = [i for i, joint in enumerate(joints) if fits(joint)]
         if not found:
-            raise UserError(
-                f"{env_class.__name__}.{attribute}: {pattern!r} matches no joint of "
-                f"{', '.join(joints)}."
-            )
+            raise UserError(f"{what}: {pattern!r} matches no joint of {', '.join(joints)}.")
         for i in found:
             values[i] = float(factor)
     return values

@@ -1,6 +1,5 @@
 """What touches what, and since when: contact sensors by name. Runs in a worker."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from mujoco import mjtConDataField, mjtObj, mjtSensor
 
 from mjfleet.env import Env
 from mjfleet.errors import UserError
+from mjfleet.utils.name_pattern import name_pattern
 
 CONTACT_KINDS = {
     "geom": mjtObj.mjOBJ_GEOM, "body": mjtObj.mjOBJ_BODY, "subtree": mjtObj.mjOBJ_XBODY,
@@ -209,7 +209,7 @@ def _matches(
         kind, expression = "", pattern
     names = {"geom": [geom.name for geom in spec.geoms if geom.name]}
     names["body"] = names["subtree"] = [body.name for body in spec.bodies]
-    fits = expression.__eq__ if is_name else re.compile(expression).fullmatch
+    fits = expression.__eq__ if is_name else name_pattern(expression, what).fullmatch
     kinds = [kind] if kind else ["body", "geom"]  # If both have the name, the geom counts.
     if found := {name: CONTACT_KINDS[one] for one in kinds for name in names[one] if fits(name)}:
         return found

@@ -1,7 +1,6 @@
 """Makes the models of the environments differ: `vary`, in a task's `setup`. Runs in a worker."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -12,6 +11,7 @@ import torch
 
 from mjfleet.env import Env
 from mjfleet.errors import UserError
+from mjfleet.utils.name_pattern import name_pattern
 
 Mode = Literal["scale", "add", "set"]
 When = Literal["start", "reset"]
@@ -235,7 +235,7 @@ def _rows(one: Variation) -> tuple[np.ndarray, list[str]]:
     names = [[name for name in own if name] for own in names]
     matched = dict[int, str]()
     for pattern in one.names or ("",):
-        whole = re.compile(pattern).fullmatch
+        whole = name_pattern(pattern, str(one)).fullmatch
         if not (found := [i for i, own in enumerate(names) if any(map(whole, own))]):
             there = ", ".join(sorted({name for own in names for name in own})) or "none has a name"
             raise UserError(f"{one}: {pattern!r} matches no {kind} of: {there}.")
