@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -12,6 +13,8 @@ import torch
 from nbclient import NotebookClient
 
 import mjfleet
+from mjfleet.api.choose_task import as_flags, choose_task
+from mjfleet.config import AgentConfig, PPOConfig
 from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE, REPOSITORY, Output
@@ -94,6 +97,7 @@ expect({
     "env.foo": lambda: mjfleet.train(RailEnv, env={"foo": 1}),
     "made in /proc: ": lambda: mjfleet.train(RailEnv, log_root="/proc/logs"),
     "--gpu-ids 99": lambda: mjfleet.train(RailEnv, gpu_ids=[99]),
+    "no effect": lambda: mjfleet.train(RailEnv, agent={"algorithm": {"group_size": 4}}),
     "device is": lambda: mjfleet.make(RailEnv, device="tpu"),
     "give one": lambda: mjfleet.train(RailEnv, total_steps=9, agent={"max_iterations": 1}),
 })
@@ -307,3 +311,13 @@ def test_iterate_applies_the_settings_of_torch(monkeypatch: pytest.MonkeyPatch) 
     finally:
         torch.use_deterministic_algorithms(False)
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_an_agent_that_is_given_whole_may_have_fields_without_effect() -> None:
+    agent = AgentConfig(max_iterations=7, algorithm=PPOConfig(group_size=4))
+    assert choose_task("cartpole-balance", None, None, {"agent": agent})[1].agent == replace(
+        agent, experiment_name="cartpole-balance"
+    )
+    flags = as_flags({"agent": agent})
+    assert "--agent.max-iterations=7" in flags
+    assert not [flag for flag in flags if "group-size" in flag or "wandb" in flag]

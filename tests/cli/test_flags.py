@@ -11,7 +11,9 @@ from mjfleet.cli.completion import candidates
 from mjfleet.cli.help import COMMON
 from mjfleet.cli.train import configure, train
 from mjfleet.config import TrainConfig
-from mjfleet.config.flags import flags_of, parse_flags
+from mjfleet.config.flags import flags_of, parse_flags, typed_fields
+from mjfleet.config.train_config import field_kinds
+from mjfleet.config.unused_fields import NEEDS, refuse_unused
 from mjfleet.errors import UserError
 
 from ..conftest import REPOSITORY, Output, write_task
@@ -43,8 +45,49 @@ def test_a_short_name_counts_wherever_its_flag_does(tmp_path: Path) -> None:
     for total, flag in (("--total-envs", "--num-envs"), ("--total-steps", "--max_iterations")):
         with pytest.raises(UserError, match=f"{total}.*: give one"):
             configure([TASK, total, "4096", flag, "8", "--dry-run"])
-    with pytest.raises(UserError, match=r"--agent.wandb.notes is .*: add --agent.logger wandb"):
-        configure([TASK, "--agent.wandb.notes", "x", "--dry-run"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--agent.algorithm.group-size 8", "name is ppo, and it would have to be grpo"),
+        ("--agent.algorithm.loss-type=mse", "name is ppo, and it would have to be distillation"),
+        ("--agent.algorithm.name grpo --agent.algorithm.lam 0.9", "name is grpo, and .* ppo"),
+        ("--agent.algorithm.name grpo --agent.critic.activation elu", "name is grpo, and .* ppo"),
+        ("--agent.algorithm.schedule fixed --agent.algorithm.desired-kl 0.02", "adaptive"),
+        ("--agent.actor.rnn-type gru", "actor.class-name is MLPModel, .* RNNModel"),
+        ("--agent.obs-groups.rnd-state critic", "rnd-cfg is None"),
+        ("--agent.wandb.notes x", "logger is tensorboard, .* wandb"),
+        ("--agent.wandb.no-checkpoints", "logger is tensorboard, .* wandb"),
+        ("--config part.yaml --agent.wandb.checkpoints", "logger is tensorboard, .* wandb"),
+    ],
+)
+def test_a_flag_without_effect_is_refused_and_says_what_it_needs(
+    flags: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("part.yaml").write_text("agent: {algorithm: {group_size: 4}, wandb: {notes: x}}\n")
+    with pytest.raises(UserError, match=rf"^--agent\S+ has no effect: --agent\..*{words}"):
+        configure([TASK, *flags.split(), "--dry-run"])
+
+
+def test_defaults_and_files_may_have_what_has_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("part.yaml").write_text("agent: {algorithm: {group_size: 4}, wandb: {notes: x}}\n")
+    config = configure([TASK, "--config", "part.yaml", "--dry-run"])[1]
+    assert config.agent.algorithm.group_size == 4
+    own = "--agent.algorithm.name", "learner:Own", "--agent.algorithm.group-size", "2"
+    assert parsed(*own).agent.algorithm.group_size == 2
+    refuse_unused(parsed(*own).agent, typed_fields(own))
+
+
+def test_every_field_that_may_have_no_effect_exists() -> None:
+    for start, decider, _ in NEEDS:
+        names = [name for name in field_kinds() if name.startswith(f"agent.{start}")]
+        assert names, start
+        assert f"agent.{decider}" in {*field_kinds(), "agent.algorithm.rnd_cfg"}
 
 
 def test_help_and_completion_name_the_short_names(printed: Output) -> None:

@@ -84,6 +84,15 @@ def test_an_update_is_that_of_rsl_rl_from_samples_and_their_images() -> None:
     assert (plain.actor.mlp[0].weight - ours.actor.mlp[0].weight).abs().max() > 1e-4
 
 
+def test_a_mirror_loss_penalises_by_default() -> None:
+    usual = SymmetryConfig(data_augmentation_func="task:mirror", use_mirror_loss=True)
+    config, learned = agent(), []
+    for symmetry in (usual, replace(usual, mirror_loss_coeff=0.0)):
+        config = replace(config, algorithm=replace(config.algorithm, symmetry_cfg=symmetry))
+        learned.append(weights(learn(None, config, 1, load=lambda name: mirror)[0]))
+    assert not torch.equal(learned[0]["actor.mlp.0.weight"], learned[1]["actor.mlp.0.weight"])
+
+
 def test_moments_are_those_of_samples_and_their_images() -> None:
     samples = observations()["actor"]
     known = Mirror(torch.tensor(SWAPPED["actor"]), torch.tensor(SIGNS["actor"]))

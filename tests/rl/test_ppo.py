@@ -13,6 +13,7 @@ from rsl_rl.modules import distribution
 from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, from_dict
+from mjfleet.config.unused_fields import unused_fields
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.build_algorithm import build_algorithm, rsl_rl_config
 from mjfleet.rl.collectives import Collectives
@@ -232,6 +233,31 @@ def test_each_goes_on_from_what_the_other_has_saved(
     for alg in (begun, other):
         learn(None, config, updates=2, alg=alg)
     torch.testing.assert_close(weights(other), weights(begun), rtol=1e-4, atol=1e-5)
+
+
+CHANGED = {
+    "group_size": 2, "gradient_length": 3, "loss_type": "huber", "lam": 0.5, "clip_param": 0.05,
+    "value_loss_coef": 0.3, "use_clipped_value_loss": False, "entropy_coef": 0.2, "gamma": 0.5,
+    "num_mini_batches": 2, "schedule": "fixed", "desired_kl": 0.1,
+    "normalize_advantage_per_mini_batch": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("usual", [{}, {"name": "grpo"}, {"schedule": "fixed"}])
+def test_the_fields_that_are_said_to_have_no_effect_are_those_that_have_none(
+    usual: dict[str, Any],
+) -> None:
+    def learned(algorithm: dict[str, Any]) -> dict[str, torch.Tensor]:
+        settings = {"learning_rate": 0.01, **usual, **algorithm}
+        return weights(learn(PPO, agent(algorithm=settings), 2)[0])
+
+    as_usual, same = learned({}), set()
+    for name, value in CHANGED.items():
+        now = learned({name: value})
+        if value != usual.get(name) and all(torch.equal(now[k], w) for k, w in as_usual.items()):
+            same.add(f"agent.algorithm.{name}")
+    names = [f"agent.algorithm.{name}" for name in CHANGED]
+    assert same == {field.name for field in unused_fields(agent(algorithm=usual), names)}
 
 
 def test_actions_are_the_samples_of_torch_normal() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -11,6 +12,7 @@ from mjfleet.registry import discover
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.space import Distribution, Space, defaults_in, read_space, with_values
 from mjfleet.sweep.study import Study
+from mjfleet.sweep.trials import TrialRun
 
 FOUND = discover({}).find("go1-velocity-flat")
 CONFIG = FOUND.defaults()
@@ -56,6 +58,7 @@ def test_values_have_the_types_of_their_fields(tried: str, wanted: Distribution)
         ("agent.actor.activation=elu,exp", "'exp'"),
         ("agent.actor.hidden-dims=64..128", "no number"),
         ("log-root=a,b", "log_root"),
+        ("agent.algorithm.group_size=4,8", "has no effect: --agent.algorithm.name is ppo"),
     ],
 )
 def test_what_a_field_does_not_allow_is_refused(tried: str, message: str) -> None:
@@ -89,3 +92,10 @@ def test_a_grid_has_each_point_once_also_on_two_machines(tmp_path: Path) -> None
     while trial := machines[len(points) % 2].begin_trial():
         points.append(tuple(trial.params.values()))
     assert len(points) == len({*points}) == 6
+
+
+def test_a_trial_leaves_out_what_has_no_effect_beside_its_other_values() -> None:
+    for schedule, number in (("fixed", 1), ("adaptive", 2)):
+        typed = (f"agent.algorithm.schedule={schedule}", "agent.algorithm.desired-kl=0.02")
+        trial = optuna.create_study().ask({**read(*typed)})
+        assert len(TrialRun(trial, CONFIG).flags) == number

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from mjfleet.cli.train import settle
 from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_dict
 from mjfleet.config.dict_conversion import plain
 from mjfleet.config.flags import as_words
+from mjfleet.config.unused_fields import refuse_unused, unused_fields
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.launch.launch_plan import new_folder
@@ -65,6 +67,7 @@ def choose_task(
         chosen = from_dict(base, changed)
     except UserError as error:
         raise UserError(f"{found.name}: {error}") from None
+    refuse_unused(chosen.agent, _typed(changes))
     return found, settle(found, chosen, lambda field: given.get(field) is not None)
 
 
@@ -100,6 +103,18 @@ def new_run_dir(config: TrainConfig) -> Path:
 
 
 def as_flags(changes: Mapping[str, Any]) -> list[str]:
-    """Return changes as the flags of a command."""
-    changed = by_dotted_name(plain(changes))
+    """Return changes as the flags of a command, but for what an AgentConfig has without effect."""
+    changed, agent = by_dotted_name(plain(changes)), changes.get("agent")
+    if isinstance(agent, AgentConfig):
+        for field in unused_fields(agent, list(changed)):
+            del changed[field.name]
     return [word for name, value in changed.items() for word in as_words(name, value)]
+
+
+def _typed(changes: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of the fields that are given one by one, not by a configuration."""
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            yield from _typed(value, f"{prefix}{name}.")
+        elif not is_dataclass(value):
+            yield f"{prefix}{name}"

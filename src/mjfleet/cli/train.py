@@ -15,6 +15,7 @@ from mjfleet.cli.run_command import run_and_exit
 from mjfleet.cli.start import Sources, find_code, find_sources, read_start, start_from
 from mjfleet.config import TrainConfig
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
+from mjfleet.config.unused_fields import refuse_unused
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.config_yaml import from_file, read_config, task_of
@@ -104,11 +105,7 @@ def configure(arguments: Sequence[str]) -> Chosen:
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")
     if len(config.seeds) > 1 and "agent.seed" in typed:
         raise UserError("--seeds, which names the seeds, and --agent.seed: give one.")
-    unused = next((name for name in typed if name.startswith("agent.wandb.")), None)
-    # Beside --config, groups and the Python API pass on whatever their configuration has.
-    if unused and not start.config and "wandb" not in config.agent.logger:
-        flag = unused.replace("_", "-")
-        raise UserError(f"--{flag} is for Weights & Biases: add --agent.logger wandb.")
+    refuse_unused(config.agent, typed)
     config = settle(found, config, typed.__contains__)
     if sources.is_continued and sources.start.teacher != config.teacher:
         config = replace(config, teacher=None)  # The run has it in its configuration.

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ SHORT = {
     "agent.run_name": "run_name",
 }
 """Fields whose flags also have a short name: `--seed` is `--agent.seed`."""
+NEGATION = re.compile(r"(?<![^.])no_(?=[^.]*$)")
 TRUTH = {"True", "False", "true", "false"}
 ON_OFF = "A flag that is on or off has no value: write `--agent.tf32` or `--agent.no-tf32`."
 
@@ -82,11 +84,11 @@ def parse_known(
 
 
 def typed_fields(arguments: Sequence[str]) -> frozenset[str]:
-    """Return the dotted names of the fields that flags give."""
+    """Return the dotted names of the fields that flags give, also by `--group.no-name`."""
     words = (word for word in arguments if word.startswith("--"))
     names = (word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words)
     long = {short: name for name, short in SHORT.items()}
-    return frozenset(long.get(name, name) for name in names)
+    return frozenset(long.get(name, NEGATION.sub("", name)) for name in names)
 
 
 def flags_of(name: str) -> list[str]:

@@ -14,6 +14,7 @@ from optuna.trial import TrialState, create_trial
 
 from mjfleet.config import TrainConfig, by_dotted_name, from_dict, to_dict
 from mjfleet.config.train_config import decides_learning
+from mjfleet.config.unused_fields import unused_fields
 from mjfleet.errors import UserError
 from mjfleet.utils.console import in_a_line
 
@@ -28,7 +29,8 @@ is written as JSON, since Optuna has only scalars."""
 def read_space(tried: Sequence[str], config: TrainConfig) -> tuple[Space, dict[str, str]]:
     """Return the values that texts `name=values` try, also as they are typed.
 
-    UserError if a field is unknown, cannot be tried, or does not allow some of the values.
+    UserError if a field is unknown, cannot be tried, does not allow some of the values, or has no
+    effect.
     """
     if not tried:
         raise UserError("nothing is to vary: give --try NAME=VALUES.")
@@ -42,6 +44,9 @@ def read_space(tried: Sequence[str], config: TrainConfig) -> tuple[Space, dict[s
             space[name], typed[name] = _distribution(name, text.strip(), config), text
         except (UserError, ValueError) as error:
             raise UserError(f"--try {item}: {in_a_line(error)}") from None
+    for field in unused_fields(config.agent, space):
+        if field.decider not in space:
+            raise UserError(f"--try {field.name}={typed[field.name]}: {field.why}")
     return space, typed
 
 

@@ -5,6 +5,7 @@ A trial is an ordinary run, whose metrics are read from its directory.
 
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +15,9 @@ from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState, create_trial
 
+from mjfleet.config import TrainConfig
 from mjfleet.config.flags import as_words
+from mjfleet.config.unused_fields import unused_fields
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share
 from mjfleet.groups.group_folder import GroupFolder
@@ -70,8 +73,16 @@ def run_trials(group: GroupFolder, study: Study, shares: Sequence[Share]) -> int
 class TrialRun(Member):
     """The run of a trial."""
 
-    def __init__(self, trial: Trial, last_step: int = 0) -> None:
-        words = [word for value in trial.params.items() for word in as_words(*value)]
+    def __init__(self, trial: Trial, config: TrainConfig, last_step: int = 0) -> None:
+        """Take a trial, and the configuration that it changes.
+
+        Values without effect beside the trial's others, which `train` refuses, are no flags.
+        """
+        tried = dict(trial.params)
+        with suppress(UserError):  # If the values do not fit each other, `train` says so.
+            for field in unused_fields(with_values(config, tried).agent, trial.params):
+                del tried[field.name]
+        words = [word for value in tried.items() for word in as_words(*value)]
         super().__init__(f"trial_{trial.number}", words)
         self.trial = trial
         self.last_step = last_step  # The last step that the study has a value of.
@@ -85,7 +96,9 @@ class Trials:
 
     def __init__(self, study: Study, folder: Path) -> None:
         self._study, self._folder = study, folder
-        self._unfinished = [TrialRun(trial, step) for trial, step in study.unfinished()]
+        self._unfinished = [
+            TrialRun(trial, study.config, step) for trial, step in study.unfinished()
+        ]
         self.failures = 0  # In a row.
         self.cause = ""  # Why the last one failed.
 
@@ -96,7 +109,7 @@ class Trials:
         if self._unfinished:
             run = self._unfinished.pop(0)
         elif trial := self._study.begin_trial():
-            run = TrialRun(trial)
+            run = TrialRun(trial, self._study.config)
         else:
             return None
         run.starts += 1

@@ -1,0 +1,93 @@
+"""Fields of the agent that do nothing with the values of others, and their refusal if typed.
+
+Defaults and files may have them: a task's configuration is for every algorithm.
+"""
+
+from collections.abc import Iterable, Iterator
+from operator import attrgetter
+from typing import NamedTuple
+
+from mjfleet.config.agent_config import AgentConfig
+from mjfleet.config.train_config import field_kinds
+from mjfleet.config.validation import Rule, is_class_path
+from mjfleet.errors import UserError
+
+
+class Unused(NamedTuple):
+    """A field without effect."""
+
+    name: str
+    decider: str
+    """The field that decides it."""
+    why: str
+    """A message for the user, which says what the decider must be."""
+
+
+def _one_of(*names: str) -> Rule:
+    """Accept these names, and classes of the user's, which may read any field."""
+    return Rule(lambda v: v in names or is_class_path(v), " or ".join(names))
+
+
+PPO, GRPO, DISTILLATION = (_one_of(name) for name in ("ppo", "grpo", "distillation"))
+BOTH = _one_of("ppo", "grpo")
+RNN, CNN, GAUSSIAN = (_one_of(name) for name in ("RNNModel", "CNNModel", "GaussianDistribution"))
+TRUE = Rule(bool, "True")
+IS_SET = Rule(lambda v: v is not None, "set in the task's configuration or in a file")
+WANDB = Rule(lambda v: "wandb" in v, "wandb, alone or with tensorboard")
+NEEDS = (
+    ("algorithm.group_size", "algorithm.name", GRPO),
+    ("algorithm.gradient_length", "algorithm.name", DISTILLATION),
+    ("algorithm.loss_type", "algorithm.name", DISTILLATION),
+    ("algorithm.lam", "algorithm.name", PPO),
+    ("algorithm.value_loss_coef", "algorithm.name", PPO),
+    ("algorithm.use_clipped_value_loss", "algorithm.name", PPO),
+    ("critic.", "algorithm.name", PPO),
+    ("obs_groups.critic", "algorithm.name", PPO),
+    ("algorithm.clip_param", "algorithm.name", BOTH),
+    ("algorithm.entropy_coef", "algorithm.name", BOTH),
+    ("algorithm.gamma", "algorithm.name", BOTH),
+    ("algorithm.normalize_advantage_per_mini_batch", "algorithm.name", BOTH),
+    ("algorithm.num_mini_batches", "algorithm.name", BOTH),
+    ("algorithm.schedule", "algorithm.name", BOTH),
+    ("algorithm.desired_kl", "algorithm.name", BOTH),
+    ("algorithm.desired_kl", "algorithm.schedule", _one_of("adaptive")),
+    ("algorithm.symmetry_cfg.mirror_loss_coeff", "algorithm.symmetry_cfg.use_mirror_loss", TRUE),
+    ("actor.distribution.learn_std", "algorithm.name", BOTH),
+    ("actor.distribution.learn_std", "actor.distribution.class_name", GAUSSIAN),
+    ("actor.rnn_", "actor.class_name", RNN),
+    ("critic.rnn_", "critic.class_name", RNN),
+    ("actor.cnn_cfg.", "actor.class_name", CNN),
+    ("critic.cnn_cfg.", "critic.class_name", CNN),
+    ("obs_groups.rnd_state", "algorithm.rnd_cfg", IS_SET),
+    ("wandb.", "logger", WANDB),
+)
+"""Fields, by the beginning of their names; another field; and the values of that with which they
+count."""
+CLASSES = {
+    "algorithm.": "algorithm.name", "actor.": "actor.class_name", "critic.": "critic.class_name",
+}  # fmt: skip
+"""By the beginning of fields' names, the field whose class reads those that a task has added."""
+OWN_CLASS = Rule(is_class_path, "the `module:Class` that reads it")
+
+
+def unused_fields(agent: AgentConfig, names: Iterable[str]) -> Iterator[Unused]:
+    """Yield those of the named fields, by dotted names, that have no effect in a configuration."""
+    for name in sorted(name for name in names if name.startswith("agent.")):
+        below = name.removeprefix("agent.")
+        needs = [(decider, rule) for start, decider, rule in NEEDS if below.startswith(start)]
+        if name not in field_kinds():
+            needs += [(own, OWN_CLASS) for start, own in CLASSES.items() if below.startswith(start)]
+        for decider, rule in needs:
+            value = attrgetter(decider)(agent)
+            if not rule.holds(value):
+                flag, other = (f"--{n}".replace("_", "-") for n in (name, f"agent.{decider}"))
+                shown = " ".join(value) if isinstance(value, tuple) else value
+                why = f"{flag} has no effect: {other} is {shown}, and it would have to be "
+                yield Unused(name, f"agent.{decider}", f"{why}{rule.allowed}.")
+                break
+
+
+def refuse_unused(agent: AgentConfig, typed: Iterable[str]) -> None:
+    """Raise UserError if a field that the user has typed has no effect."""
+    for field in unused_fields(agent, typed):
+        raise UserError(field.why)
