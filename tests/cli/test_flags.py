@@ -9,14 +9,14 @@ from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_com
 
 from mjfleet.cli.completion import candidates
 from mjfleet.cli.help import COMMON
-from mjfleet.cli.train import configure, train
-from mjfleet.config import TrainConfig
-from mjfleet.config.flags import flags_of, parse_flags, typed_fields
+from mjfleet.cli.train import configure
+from mjfleet.config import LaunchConfig, TrainConfig
+from mjfleet.config.flags import flags_of, parse_flags, parse_known, typed_fields
 from mjfleet.config.train_config import field_kinds
 from mjfleet.config.unused_fields import NEEDS, refuse_unused
 from mjfleet.errors import UserError
 
-from ..conftest import REPOSITORY, Output, write_task
+from ..conftest import REPOSITORY, Output, Refusal, write_task
 
 TASK = "cartpole-balance"
 
@@ -120,19 +120,43 @@ TASKS = {"own": Task(summary="Own.", env=OwnConfig(), env_class="env:OwnEnv")}
 
 
 @pytest.mark.parametrize(
-    ("flag", "ours"),
-    [("--learning-rate 3", "--agent.algorithm.learning-rate"), ("--resme 3", "--resume"),
-     ("--agent.tf32 False", "--agent.no-tf32"), ("--agent.tf32=true", "--agent.no-tf32")],
-)  # fmt: skip
-def test_an_unknown_flag_is_answered_by_a_similar_one(
-    flag: str, ours: str, capsys: pytest.CaptureFixture[str]
+    ("command", "words"),
+    [
+        (
+            "train T --learning-rate 3",
+            r"no flag --learning-rate\. Similar: --agent\S*learning-rate\.",
+        ),
+        ("train T --resme 3", r"no flag --resme\. Similar: --resume, .*docs/migrate\.md says what"),
+        ("train T --gpu-ids 0 --plain 1", r"`1` is one word too many"),
+        ("train T --agent.algorithm.rnd_cfg.weight=2", r"one if agent\.algorithm\.rnd_cfg is set"),
+        ("mjfleet runs --foo", r"no flag --foo\. Flags: --sort, .*--yes\. `mjfleet runs --help`"),
+        ("mjfleet check-task T two", r"`two` is one word too many\. Flags: --tasks-dir\."),
+        ("play T --actions zero --episods 3", r"no flag --episods\. Similar: --episodes,"),
+        ("mjfleet bench throughput --foo", r"train \S+: there is no flag --foo"),
+    ],
+)
+def test_an_unknown_flag_is_answered_by_those_that_there_are(
+    command: str, words: str, refusal: Refusal
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
-        train([TASK, *flag.split(), "--dry-run"])
-    assert ended.value.code == 2
-    answer = capsys.readouterr().err
-    assert re.search(rf"(Perhaps you meant|write).* `?{ours}[ ,`]", answer, flags=re.DOTALL)
-    assert answer.splitlines()[-1].startswith("docs/migrate.md says what replaces the flags")
+    assert re.search(words, refusal(*command.replace("T", TASK).split()))
+
+
+def test_a_switch_may_have_its_value_behind_it() -> None:
+    for flags, is_on in {
+        ("--agent.tf32", "False"): False, ("--agent.tf32=true",): True,
+        ("--agent.no-tf32", "--agent.tf32", "True"): True, ("--agent.tf32=False",): False,
+        ("--agent.tf32",): True, ("--agent.no-tf32",): False,
+    }.items():  # fmt: skip
+        assert parsed(*flags).agent.tf32 is is_on
+        assert "agent.tf32" in typed_fields(flags)
+    start, others = parse_known(LaunchConfig, ["--agent.tf32", "False", "--deterministic", "True"])
+    assert (start.deterministic, others) == (True, ["--agent.tf32", "False"])
+    assert parsed("--agent.run-name", "True").agent.run_name == "True"
+
+
+def test_words_without_a_flag_are_not_offered_as_flags() -> None:
+    offered = candidates(["mjfleet", "export", "--"])
+    assert ("--run" in offered, "--format" in offered) == (False, True)
 
 
 def test_lists_are_words_and_none_is_a_value() -> None:
@@ -151,9 +175,7 @@ def test_lists_are_words_and_none_is_a_value() -> None:
 
 
 def test_a_value_that_fits_no_type_is_refused() -> None:
-    for flags in (
-        ["--gpu-ids", "zero", "one"], ["--agent.tf32=maybe"], ["--agent.actor.hidden-dims", "a"]
-    ):  # fmt: skip
+    for flags in (["--gpu-ids", "zero", "one"], ["--agent.actor.hidden-dims", "a"]):
         with pytest.raises(SystemExit) as ended:
             parsed(*flags)
         assert ended.value.code == 2

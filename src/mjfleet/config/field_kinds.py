@@ -34,6 +34,11 @@ class Leaf:
     value: Any  # None without a default instance.
 
     @property
+    def is_switch(self) -> bool:
+        """Whether it is a `bool`, with or without annotations, whose flag has no value."""
+        return bool in (self.hint, getattr(self.hint, "__origin__", None))
+
+    @property
     def kind(self) -> Kind | None:
         markers = getattr(self.hint, "__metadata__", ())
         return next((one for one in markers if isinstance(one, Kind)), None)

@@ -5,9 +5,10 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
 from enum import EnumType
 from functools import cache
 from itertools import pairwise
@@ -16,7 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import tyro
 
-from mjfleet.config.field_kinds import leaves
+from mjfleet.config.field_kinds import Leaf, leaves
+from mjfleet.errors import UserError
 
 Arguments = TypeVar("Arguments")
 PARSERS = tyro.constructors.ConstructorRegistry()
@@ -32,8 +34,9 @@ SHORT = {
 }
 """Fields whose flags also have a short name: `--seed` is `--agent.seed`."""
 NEGATION = re.compile(r"(?<![^.])no_(?=[^.]*$)")
-TRUTH = {"True", "False", "true", "false"}
-ON_OFF = "A flag that is on or off has no value: write `--agent.tf32` or `--agent.no-tf32`."
+TRUTH = {"True": True, "False": False, "true": True, "false": False}
+MOST_LISTED = 12
+"""The message about an unknown flag lists up to so many flags; of more, it names similar ones."""
 
 
 def parse_flags(
@@ -45,32 +48,33 @@ def parse_flags(
 ) -> Arguments:
     """Parse flags into the dataclass `kind`, whose fields' docstrings are the help.
 
-    `--help` and unknown flags print a text and exit. `prog` is the command as the user types it,
-    `default` an instance of `kind` for the flags that are not given.
+    `--help` and values of another type print a text and exit. `prog` is the command as the user
+    types it, `default` an instance of `kind` for the flags that are not given.
 
     Raises:
-        UserError: a value is not allowed.
+        UserError: a flag is unknown, or a value not allowed.
     """
     if LIST_FLAGS in flags:
-        for leaf in leaves(kind, default):
+        for leaf in _flags(kind, default):
             words = _words_of(leaf.hint)
             for name in flags_of(leaf.name):
                 print(name, *words)
-            if bool in (leaf.hint, *get_args(leaf.hint)[:1]):
+            if leaf.is_switch:
                 print(*as_words(leaf.name, False))
         sys.exit()
-    words = ["--help"] if HELP & set(flags) else flags
+    words = ["--help"] if HELP & set(flags) else _as_switches(kind, default, flags)
     try:
-        return tyro.cli(
+        parsed, unknown = tyro.cli(
             kind, prog=prog, description=description, args=words, default=default, registry=PARSERS,
-            config=(tyro.conf.AvoidSubcommands,),
+            config=(tyro.conf.AvoidSubcommands,), return_unknown_args=True,
         )  # fmt: skip
     except SystemExit as end:
         if end.code and prog.startswith(("train ", "play ")):
-            has_truth = any(word.rpartition("=")[2] in TRUTH for word in words)
-            hints = [ON_OFF] * has_truth
-            print(*hints, OTHER_STACKS, sep="\n", file=sys.stderr)
+            print(OTHER_STACKS, file=sys.stderr)
         raise
+    if unknown:
+        raise _unknown(kind, default, unknown, prog)
+    return parsed
 
 
 def parse_known(
@@ -78,9 +82,63 @@ def parse_known(
 ) -> tuple[Arguments, list[str]]:
     """Parse the flags of `kind` that are among others; return them, and the other words."""
     return tyro.cli(
-        kind, prog=prog, args=flags, default=default, return_unknown_args=True, add_help=False,
-        registry=PARSERS,
+        kind, prog=prog, args=_as_switches(kind, default, flags), default=default,
+        return_unknown_args=True, add_help=False, registry=PARSERS,
     )  # fmt: skip
+
+
+def _flags(kind: type[Any], default: Any) -> Iterator[Leaf]:
+    """Yield the fields that are flags, not words without one."""
+    for leaf in leaves(kind, default):
+        if not {*getattr(leaf.hint, "__metadata__", ())} & {*get_args(tyro.conf.Positional[str])}:
+            yield leaf
+
+
+def _as_switches(kind: type[Any], default: Any, words: Sequence[str]) -> Sequence[str]:
+    """Return the words of flags with `--x True` as `--x`, and `--x=False` as `--no-x`."""
+    if not any(word.rpartition("=")[2] in TRUTH for word in words):
+        return words
+    switches = {
+        flag: leaf.name
+        for leaf in leaves(kind, default)
+        if leaf.is_switch
+        for flag in flags_of(leaf.name)
+    }
+    written = list[str]()
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if not equals:
+            flag, value = (written or [""])[-1], word
+        name = switches.get(flag.replace("_", "-"))
+        if name and value in TRUTH:
+            del written[len(written) - (not equals) :]
+            written += as_words(name, TRUTH[value])
+        else:
+            written.append(word)
+    return written
+
+
+def _unknown(kind: type[Any], default: Any, words: Sequence[str], prog: str) -> UserError:
+    """Return the message about words that are no flags of a command, nor values of any."""
+    flag = next((word for word in words if word.startswith("-")), "")
+    known = [one for leaf in _flags(kind, default) for one in flags_of(leaf.name)]
+    if not flag:
+        text = f"`{words[0]}` is one word too many."
+    else:
+        flag = flag.partition("=")[0].replace("_", "-")
+        text = f"there is no flag {flag}."
+    if flag and flag in {one for leaf in leaves(kind) for one in flags_of(leaf.name)}:
+        name = flag.removeprefix("--").rpartition(".")[0].replace("-", "_")
+        text += f" There is one if {name} is set, in the task's configuration or in a file."
+    elif len(known) <= MOST_LISTED:
+        text += f" Flags: {', '.join(known)}."
+    elif flag:
+        last = flag.rpartition(".")[2].removeprefix("--")
+        near = [one for one in known if one.rpartition(".")[2].removeprefix("--") == last]
+        near = near or get_close_matches(flag, known)
+        text += f" Similar: {', '.join(near)}." * bool(near)
+    more = f" {OTHER_STACKS}" if prog.startswith(("train ", "play ")) else ""
+    return UserError(f"{prog}: {text} `{prog} --help` says more.{more}")
 
 
 def typed_fields(arguments: Sequence[str]) -> frozenset[str]:
