@@ -1,6 +1,7 @@
 """Short names of flags, values as other programs write them, and the help of `train`."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,53 @@ TASKS = {"own": Task(summary="Own.", env=OwnConfig(), env_class="env:OwnEnv")}
     write_task(tmp_path, "own", source)
     for asked in ("--help", "--help-all"):
         assert "--env.silent FLOAT" in printed("train", "own", "--tasks-dir", str(tmp_path), asked)
+
+
+def test_help_explains_what_a_task_adds_to_the_algorithm_and_rules_hold_for_it(
+    tmp_path: Path, printed: Output
+) -> None:
+    source = '''
+from dataclasses import dataclass
+
+from mjfleet.config import AgentConfig, EnvConfig, PPOConfig, Task
+from mjfleet.config.validation import NotNegative
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig(PPOConfig):
+    kl_coef: NotNegative = 0.5
+    """Weight of the penalty
+    on the KL divergence."""
+
+
+AGENT = AgentConfig(algorithm=OwnConfig(name="learner:Own"))
+TASKS = {"own": Task(summary="Own.", env=EnvConfig(), env_class="env:OwnEnv", agent=AGENT)}
+'''
+    write_task(tmp_path, "own", source)
+    words = ["own", "--tasks-dir", str(tmp_path)]
+    explained, others = printed("train", *words, "--help").split("--help-all", 1)
+    assert "Weight of the penalty on the KL divergence." in " ".join(explained.split())
+    assert "kl-coef" not in others
+    flag = "--agent.algorithm.kl-coef"
+    with pytest.raises(UserError, match=f"{flag} is -1.0; it must be at least 0"):
+        configure([*words, flag, "-1"])
+    with pytest.raises(UserError, match=f"{flag} has no effect: .*name is ppo"):
+        configure([*words, flag, "2", "--agent.algorithm.name", "ppo"])
+    assert configure([*words, flag, "2"])[1].agent.algorithm == replace(
+        configure(words)[1].agent.algorithm, kl_coef=2.0
+    )
+
+
+@pytest.mark.parametrize(
+    "flag", ["--agent.algorithm.name", "--agent.critic.class-name", "--agent.runner-hook"]
+)
+def test_a_dry_run_refuses_a_class_that_is_not_there(flag: str) -> None:
+    for name, words in (
+        ("nope:Class", r"`nope`, .* cannot be imported:\nModuleNotFoundError: No module named"),
+        ("pathlib:Path", "`pathlib:Path` must be a subclass of"),
+    ):
+        with pytest.raises(UserError, match=words):
+            configure([TASK, flag, name, "--dry-run"])
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import tyro
 
-from mjfleet.config import EnvConfig, TrainConfig
+from mjfleet.config import TrainConfig
 from mjfleet.config.dict_conversion import plain
 from mjfleet.config.field_kinds import Leaf, leaves
 from mjfleet.config.flags import as_words, field_texts, flags_of, parse_flags
+from mjfleet.config.train_config import field_kinds
 
 COMMON = (
     "gpu_ids", "cpu_workers", "hosts", "engine", "env.num_envs", "total_envs",
@@ -25,10 +26,12 @@ MAX_WIDTH = 100  # Columns of a line.
 
 
 def print_help(config: TrainConfig, prog: str, description: str) -> None:
-    """Print the help of `train`, whose defaults are those of `config`."""
+    """Print the help of `train`, whose defaults are those of `config`.
+
+    What a task adds to the environment, the algorithm or a network comes first.
+    """
     known = {leaf.name: leaf for leaf in leaves(TrainConfig, config)}
-    shared = {leaf.name for leaf in leaves(EnvConfig, prefix="env.")}
-    own = [name for name in known if name.startswith("env.") and name not in shared]
+    own = [name for name in known if name not in field_kinds()]
     shown = make_dataclass("Explained", [_as_field(known.pop(name)) for name in (*own, *COMMON)])
     with suppress(SystemExit):
         parse_flags(shown, ["--help"], prog, description=description)

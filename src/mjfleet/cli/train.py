@@ -16,6 +16,7 @@ from mjfleet.cli.start import Sources, find_code, find_sources, read_start, star
 from mjfleet.config import TrainConfig
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
 from mjfleet.config.unused_fields import refuse_unused
+from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
 from mjfleet.runs.config_yaml import from_file, read_config, task_of
@@ -116,6 +117,10 @@ def configure(arguments: Sequence[str]) -> Chosen:
     found.check_packages()
     agent = config.agent
     need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
+    if start.dry_run and any(map(is_class_path, agent.classes)):
+        from mjfleet.rl.build_algorithm import load_classes
+
+        load_classes(agent, found.load)
     if (named and is_group(named.path)) or (named is None and config.seeds):
         return found, config, named
     if config.seeds:

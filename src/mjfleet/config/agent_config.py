@@ -251,6 +251,13 @@ class AgentConfig(Checked, flags="agent."):
         return "RNNModel" in (self.actor.class_name, self.critic.class_name)
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes that learn, of which those of the user have the form
+        `module:Class`."""
+        names = self.algorithm.name, self.actor.class_name, self.critic.class_name
+        return (*names, self.runner_hook) if self.runner_hook else names
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """What the library needs of `extra`."""
         return {

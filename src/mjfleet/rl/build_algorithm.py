@@ -25,6 +25,7 @@ from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.graph_capture import Capture
 from mjfleet.rl.ppo import PPO
+from mjfleet.rl.runner_hook import RunnerHook
 
 ALGORITHMS = {
     "ppo": "ppo:PPO",
@@ -73,6 +74,13 @@ def make_algorithm(
     if isinstance(alg, PPO):
         loss_check.check(alg, env.get_observations())
     return alg
+
+
+def load_classes(agent: AgentConfig, load: Callable[..., Any]) -> None:
+    """Raise UserError if a class that `agent` names cannot be loaded; see Runner for `load`."""
+    choose_algorithm(agent, load)
+    if agent.runner_hook:
+        load(agent.runner_hook, RunnerHook)
 
 
 def choose_algorithm(
