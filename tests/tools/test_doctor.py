@@ -1,10 +1,13 @@
 """`mjfleet doctor`: real checks on the CPU, and checks that fail, crash or hang."""
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +15,11 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from mjfleet.tools.doctor import checks
+from mjfleet.tools.doctor.checks import Finding
+from mjfleet.utils.packages import compile_command
 from mjfleet.utils.wait_until import wait_until
+from mjfleet.worker.worker_args import WorkerArgs
 
 from ..conftest import PATIENCE, POISON, Output, Refusal, Run
 
@@ -60,13 +67,41 @@ def test_a_machine_that_can_train_passes(output: Output, tmp_path: Path, scratch
     )  # fmt: skip
     lines = found(shown)
     assert list(lines) == [
-        "driver", "devices", "torch", "warp", "all-reduce", "rendering cpu", "log root",
+        "driver", "devices", "bytecode", "torch", "warp", "all-reduce", "rendering cpu", "log root",
     ]  # fmt: skip
     for name in ("torch", "warp", "all-reduce", "log root"):
         assert lines[name].status == "ok", name
     assert "2 workers, gloo" in shown
     assert not list(tmp_path.iterdir())
     assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("variables", "status", "words"),
+    [
+        ({"PYTHONDONTWRITEBYTECODE": "1"}, "warn", "PYTHONDONTWRITEBYTECODE is set"),
+        ({"PYTHONPYCACHEPREFIX": "/dev/null"}, "warn", "cannot be written"),
+        ({}, "ok", "Python writes it when it imports torch, "),
+    ],
+)
+def test_packages_without_bytecode_that_nobody_writes_are_a_warning(
+    tmp_path: Path, variables: dict[str, str], status: str, words: str
+) -> None:
+    command = [sys.executable, "-m", checks.__name__, checks.check_bytecode.__name__]
+    request = WorkerArgs(
+        task="", task_folder="", config={}, devices=("cpu",), engine="native", threads=1, run_dir=""
+    )
+    kept = {name: value for name, value in os.environ.items() if name[:8] != "PYTHONDO"}
+    result = subprocess.run(
+        [*command, json.dumps(asdict(request)), "0"],
+        env={**kept, "PYTHONPYCACHEPREFIX": str(tmp_path), **variables},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    finding = Finding(*json.loads(result.stdout))
+    assert finding.status == status
+    assert words in finding.found
+    folder = shlex.split(compile_command())[-1]
+    assert (Path(folder) / "torch").is_dir()
 
 
 @pytest.mark.slow

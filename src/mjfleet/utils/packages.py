@@ -1,8 +1,11 @@
 """Versions of installed packages, how to install more, and an error for those that are missing."""
 
+import shlex
+import sys
 from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
+from sysconfig import get_path
 
 from mjfleet.errors import UserError
 
@@ -43,6 +46,13 @@ def clone_folder() -> Path | None:
     """Return the folder of the clone that this package is in, or None if it is installed."""
     folder = Path(__file__).resolve().parents[3]
     return folder if (folder / "pyproject.toml").is_file() else None
+
+
+def compile_command() -> str:
+    """Return the command that compiles the bytecode of all that is installed for this Python."""
+    return shlex.join(
+        [sys.executable, *["-m", "compileall", "-qq", "-j", "0"], get_path("purelib")]
+    )
 
 
 def install_command(extra: str = "") -> str:

@@ -35,7 +35,7 @@ def have_user_folders(environ: MutableMapping[str, str]) -> None:
     places = {name: f"{home}/{folder}" for name, folder in FOLDERS.items() if home}
     places |= {n: environ[n] for n in FOLDERS if environ.get(n, "").startswith("/")}
     places |= {name: environ[name] for name in IF_SET if environ.get(name)}
-    lost = [name for name, place in places.items() if not _is_writable(Path(place))]
+    lost = [name for name, place in places.items() if not is_writable(Path(place))]
     if home and not lost:
         environ["HOME"] = home
         return
@@ -56,10 +56,10 @@ def _home(environ: MutableMapping[str, str]) -> str:
     return ""
 
 
-def _is_writable(folder: Path) -> bool:
-    """Return whether a folder can be written, or be made where it is not there."""
+def is_writable(path: Path) -> bool:
+    """Return whether a folder can be written, or a path be made that is not there."""
     with suppress(OSError):
-        near = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+        near = next(one for one in (path, *path.absolute().parents) if os.path.lexists(one))
         return near.is_dir() and os.access(near, os.W_OK | os.X_OK)
     return False
 

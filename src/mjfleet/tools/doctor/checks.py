@@ -10,14 +10,18 @@ import shutil
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.mujoco_import import import_mujoco
 from mjfleet.utils.parent_death import die_with_parent
+from mjfleet.utils.user_folders import is_writable
 from mjfleet.worker.worker_args import WorkerArgs
 
+COMPILED = ("torch", "tensordict", "rsl_rl", "warp", "mujoco_warp", "torchrunx")
+"""Packages that take long to compile; if one of them has bytecode, all of its modules have."""
 MIN_FREE = 2**30  # Bytes that a disk or a GPU must have free.
 REDUCED_MIB = 16  # Size of the reduced tensor: float32 gradients of four million parameters.
 SCENE = '<mujoco><worldbody><light pos="0 0 3"/><geom size="0.5"/></worldbody></mujoco>'
@@ -59,6 +63,24 @@ def check_driver(args: WorkerArgs, index: int) -> Finding:
     driver, gpus = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetCount()
     version = f"{cuda // 1000}.{cuda % 1000 // 10}"
     return Finding("ok", f"NVIDIA {driver}, for CUDA up to {version}; GPUs: {gpus}")
+
+
+def check_bytecode(args: WorkerArgs, index: int) -> Finding:
+    """Check that large packages have bytecode, or that Python writes it when it imports them."""
+    specs = {name: find_spec(name) for name in COMPILED}
+    cached = {name: Path(spec.cached) for name, spec in specs.items() if spec and spec.cached}
+    missing = {name: file for name, file in cached.items() if not file.exists()}
+    if not missing:
+        return Finding("ok", f"{', '.join(cached)} have it")
+    names = ", ".join(missing)
+    if sys.dont_write_bytecode:
+        why = "PYTHONDONTWRITEBYTECODE is set"
+    elif not all(map(is_writable, missing.values())):
+        why = f"{next(iter(missing.values())).parent} cannot be written"
+    else:
+        return Finding("ok", f"Python writes it when it imports {names}")
+    slow = "each start compiles them, and takes about three times as long"
+    return Finding("warn", f"{names} have none, and {why}: {slow}")
 
 
 def check_torch(args: WorkerArgs, index: int) -> Finding:

@@ -17,7 +17,7 @@ from mjfleet.tools.doctor import checks
 from mjfleet.tools.doctor.checks import Finding
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
-from mjfleet.utils.packages import install_command
+from mjfleet.utils.packages import compile_command, install_command
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.video.render_process import BACKENDS
 from mjfleet.worker.stop_signals import StopRequest
@@ -27,6 +27,7 @@ Check = Callable[[WorkerArgs, int], Finding]
 REMEDIES: dict[Check, str] = {
     checks.check_driver: "`nvidia-smi` must list the GPUs: reboot after an update of the driver; "
     "in a container, `--gpus all`. Until then --gpu-ids None uses the CPU",
+    checks.check_bytecode: "once, as a user who may write there: `{compile}`",
     checks.check_torch: "`{install}` installs matching versions; a GPU needs a driver for torch's "
     "CUDA version, see the line `driver`",
     checks.check_warp: "`{install}` installs matching versions; WARP_CACHE_PATH names a writable "
@@ -90,6 +91,7 @@ def _diagnose(config: LaunchConfig) -> Iterator[tuple[str, Finding]]:
         yield "driver", driver
         why = f" ({devices.note})" if devices.note else ""
         yield "devices", Finding("ok", ", ".join(devices.names) + why)
+        yield "bytecode", _make(checks.check_bytecode, args)
         yield "torch", _make(checks.check_torch, args)
         yield "warp", _make(checks.check_warp, args, is_needed=on_gpu)
         # Several workers may share a device.
@@ -145,5 +147,5 @@ def _make(
             finding = Finding("FAIL", f"{how}; its last output: {last[:300]}")
     if finding.status == "ok":
         return finding
-    todo = REMEDIES[check].format(install=install_command())
+    todo = REMEDIES[check].format(install=install_command(), compile=compile_command())
     return Finding(finding.status if is_needed else "warn", finding.found, todo)
