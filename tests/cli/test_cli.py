@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import mjfleet
 from mjfleet.utils.hardware_names import cpu_name
 
-from ..conftest import HEAVY, POISON, REPOSITORY, Output, Run
+from ..conftest import HEAVY, POISON, REPOSITORY, TESTS, Output, Run
 
 TASK = "cartpole-balance"
 
@@ -206,16 +207,21 @@ def test_output_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
         assert result.stderr.splitlines() == ["error: standard output: No space left on device"]
 
 
-def test_nothing_is_said_once_the_reader_of_a_pipe_has_gone() -> None:
+def test_nothing_is_said_once_the_reader_of_a_pipe_has_gone(tmp_path: Path) -> None:
+    name = "cartpole-balance-9159368"
+    shutil.copytree(TESTS / "data" / name, tmp_path / "logs/cartpole-balance" / name)
     reader, writer = os.pipe()
     os.close(reader)
-    result = subprocess.run(
-        [sys.executable, "-m", "mjfleet.cli.train", "--help"],
-        check=False, stdout=writer, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    for words in (
+        "train --help", "tasks", "runs", "runs --json",
+        "completion bash", "submit slurm --print -- train cartpole-balance --gpu-ids None",
+    ):  # fmt: skip
+        result = subprocess.run(
+            [sys.executable, "-m", "mjfleet.cli.dispatcher", *words.split()],
+            check=False, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        )  # fmt: skip
+        assert (result.returncode, result.stderr) == (128 + signal.SIGPIPE, ""), words
     os.close(writer)
-    assert result.returncode == 128 + signal.SIGPIPE
-    assert not result.stderr
 
 
 def test_a_rank_that_cannot_be_is_told_by_the_worker_that_has_it(run: Run) -> None:

@@ -18,7 +18,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.command import sweep
 
-from ..conftest import MODULES, PATIENCE, Output, Refusal, Run, only_run, rows
+from ..conftest import MODULES, PATIENCE, Output, Refusal, Run, changed, only_run, rows
 
 TASK, ITERATIONS = "cartpole-balance", 8
 FLAGS = (
@@ -49,6 +49,23 @@ def test_mistakes_get_one_message_and_nothing_is_created(
 
 
 @pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("nowhere/trials.db", "/nowhere is not there"),
+        ("sqlite:///nowhere/trials.db?timeout=60", "/nowhere is not there"),
+        ("nothing://host/trials", "nothing"),
+    ],
+)
+@pytest.mark.parametrize("plan", [(), ("--dry-run",)])
+def test_a_storage_in_a_place_that_is_not_there_is_refused_before_planning(
+    refusal: Refusal, storage: str, message: str, plan: tuple[str, ...]
+) -> None:
+    shown = refusal("sweep", TASK, *SPACE, "--storage", storage, *plan)
+    assert "--storage " in shown
+    assert message in shown
+
+
+@pytest.mark.parametrize(
     "storage",
     [
         "mysql://me:pass@wo/rd@db.lab/sweeps", "mysql://me@db.lab/sweeps?passwd=pass",
@@ -65,7 +82,7 @@ def test_a_url_with_a_password_is_refused_without_being_shown(
 
 
 def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(output: Output, here: Path) -> None:
-    flags = (*SPACE[:2], *FLAGS, "--agent.max-iterations", "1", "--trials", "1")
+    flags = (*SPACE[:2], *changed(FLAGS, "--agent.max-iterations", "1", "--trials", "1"))
     flags += ("--agent.run-name", "two words")
     shown = output("mjfleet", "sweep", TASK, *flags)
     folder = only_run(here)

@@ -48,12 +48,15 @@ def sweep(argv: Sequence[str]) -> int:
     config = group_config(config, existing, otherwise)
     workers = divide_devices(config, os.environ, 1, config.per_run)[0].workers
     study = define_sweep(wanted, found, config, workers)
+    from mjfleet.sweep.study import check_storage
     from mjfleet.sweep.trials import run_trials
 
     storage, is_new = wanted.storage, existing is None
-    if storage and not config.dry_run:  # Before anything is created.
+    if storage:  # Before anything is created.
         storage = storage if "://" in storage else os.path.abspath(storage)
-        study.open(storage, folder_id, is_new)
+        check_storage(storage)
+        if not config.dry_run:
+            study.open(storage, folder_id, is_new)
     shares = divide_devices(config, os.environ, study.most, config.per_run)
     how = f"{wanted.metric}, {len(shares)} at once with {shares[0].size} each"
     print_line(f"{study.most} trials of {found.name} for {how}: {' '.join(wanted.try_)}")

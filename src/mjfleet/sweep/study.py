@@ -5,9 +5,11 @@ is continued there and nowhere else.
 """
 
 import math
+import os
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import optuna
 from optuna.exceptions import OptunaError
@@ -17,6 +19,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from mjfleet.config import TrainConfig
@@ -166,6 +169,24 @@ class Study:
         trial = self.record.ask({**self.space})
         trial.set_user_attr(FOLDER, self._folder_id)
         return trial
+
+
+def check_storage(place: str) -> None:
+    """Raise UserError if there is no such place for a record of trials. Nothing is created.
+
+    `place` is as for `Study.open`.
+    """
+    try:
+        url = make_url(place) if "://" in place else None
+        if url and url.get_backend_name() != "sqlite":
+            create_engine(url).connect().close()
+            return
+    except (SQLAlchemyError, ImportError) as error:
+        raise UserError(f"--storage {place}: {in_a_line(error)}") from None
+    folder = Path(url.database or "." if url else place).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        why = "cannot be written" if folder.is_dir() else "is not there"
+        raise UserError(f"--storage {place}: its folder {folder} {why}.")
 
 
 def _open_storage(place: str) -> BaseStorage:

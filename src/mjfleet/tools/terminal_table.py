@@ -21,9 +21,11 @@ def print_table(columns: Mapping[str, Sequence[str]], title: str = "") -> None:
         column.overflow = "fold"
     for row in zip(*columns.values(), strict=True):
         table.add_row(*map(_line, row))
-    if title:
-        console.print(_line(title), style="bold")
-    console.print(table)
+    with console.capture() as shown:  # Where nobody reads it, rich would end the process itself.
+        if title:
+            console.print(_line(title), style="bold")
+        console.print(table)
+    print(shown.get(), end="")
 
 
 def _line(text: str) -> str:
