@@ -96,10 +96,7 @@ def _attempt(
                 if is_first:
                     if resume.run_dir:
                         record_finished(resume.run_dir)
-                    print_line(
-                        f"nothing is left to do: {resume.checkpoint} has all {total} iterations; "
-                        "raise --agent.max-iterations or --total-steps to train further"
-                    )
+                    print_line(_why_done(resume, plan.config))
                 return 0, None
             plan = name_files(plan, os.environ, datetime.now())
             if config.run_dir and is_first and not plan.continues:
@@ -145,6 +142,18 @@ def plan_size(
     plan = make_plan(found, config, hosts, environ, resume)
     plan.config.check_rollouts()
     return plan if plan.config.total_steps is None else limit_steps(plan, resume)
+
+
+def _why_done(resume: Resume, config: TrainConfig) -> str:
+    """Return the line for a run that has as many iterations as it is to have, or more."""
+    done, total = resume.iteration, config.agent.max_iterations
+    length = f"--agent.max-iterations {total}"
+    if config.total_steps is not None:
+        length = f"--total-steps {config.total_steps}"
+    return (
+        f"nothing is left to do: {resume.checkpoint} has {'all ' * (done == total)}{done} "
+        f"iterations; {length} is the total, not how many more: raise it to train further"
+    )
 
 
 def _create_run_dir(
