@@ -23,6 +23,7 @@ import av
 import numpy as np
 import pytest
 
+from mjfleet.config.flags import typed_fields, without_fields
 from mjfleet.utils.wait_until import wait_until
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ SLOW_LIMIT = 7200
 """Seconds that a test marked `slow` may take."""
 WARM_SECONDS = 4.0
 """How long the warm process takes to import everything on the reference machine, when quiet."""
+
+
+def changed(words: Sequence[str], *flags: str) -> tuple[str, ...]:
+    """Return the words of a command with flags in the place of those that say something else."""
+    return *without_fields(words, typed_fields(flags)), *flags
 
 
 HEAVY = (

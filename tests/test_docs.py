@@ -22,7 +22,7 @@ from mjfleet.registry import FoundTask, discover, find_task
 from mjfleet.tools.check_task.examine import examine, on_native
 
 from .bench.tiny import run_script
-from .conftest import REPOSITORY, Output, only_run, write_task
+from .conftest import REPOSITORY, Output, changed, only_run, write_task
 from .loggers.test_console_logger import make_row
 from .tools.own_robots import CART
 from .tools.test_play import column
@@ -163,7 +163,7 @@ def test_the_quadruped_of_the_guide_has_no_mistakes_stands_and_trains(
     commands, mixing = [text for language, text in blocks if language == "bash"]
     for command in (*commands.splitlines()[1:3], mixing.replace("\\\n", "")):
         program, *flags = shlex.split(command)
-        shown = output(program, *flags, *few[program])
+        shown = output(program, *changed(flags, *few[program]))
         if "--actions" in flags:
             assert column(shown, "length") == [100, 0, 100, 100]
 

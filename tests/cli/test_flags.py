@@ -1,6 +1,7 @@
 """Short names of flags, values as other programs write them, and the help of `train`."""
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,13 @@ from mjfleet.cli.completion import candidates
 from mjfleet.cli.help import COMMON
 from mjfleet.cli.train import configure
 from mjfleet.config import LaunchConfig, TrainConfig
-from mjfleet.config.flags import flags_of, parse_flags, parse_known, typed_fields
+from mjfleet.config.flags import (
+    flags_of,
+    parse_flags,
+    parse_known,
+    typed_fields,
+    without_fields,
+)
 from mjfleet.config.train_config import field_kinds
 from mjfleet.config.unused_fields import NEEDS, refuse_unused
 from mjfleet.errors import UserError
@@ -35,7 +42,66 @@ def test_the_four_most_common_numbers_have_short_names(form: str) -> None:
     agent = config.agent
     values = config.env.num_envs, agent.seed, agent.max_iterations, agent.run_name
     assert values == (16, 5, 7, "x")
-    assert parsed("--seed", "5", "--agent.seed", "6").agent.seed == 6  # The last one counts.
+
+
+TWICE = (
+    ("--num-envs 32", "--env.num-envs 64"),
+    ("--num-envs=32", "--num-envs 16"),
+    ("--agent.max_iterations 5", "--max-iterations=6"),
+    ("--agent.tf32", "--agent.no-tf32"),
+    ("--agent.tf32 False", "--agent.tf32=true"),
+    ("--hosts a b", "--hosts a"),
+    ("--agent.actor.hidden-dims 64 32", "--agent.actor.hidden-dims '[64]'"),
+    ("--env.angle 1", "--env.angle 2"),  # A task's own.
+)
+SAME = (
+    ("--num-envs 32", "--env.num-envs=32"),
+    ("--agent.algorithm.learning-rate 1e-3", "--agent.algorithm.learning_rate=0.001"),
+    ("--agent.no-tf32", "--agent.no_tf32"),
+    ("--agent.no-tf32", "--agent.tf32 False"),
+    ("--agent.actor.hidden-dims 64 32", "--agent.actor.hidden-dims '[64, 32]'"),
+)
+
+
+@pytest.mark.parametrize(("one", "two"), TWICE)
+def test_two_values_for_a_field_are_refused_if_they_differ(
+    one: str, two: str, refusal: Refusal
+) -> None:
+    words = shlex.split(f"{one} {two}")
+    asked = f"error: {one} and {two}: these set the same, to different values; give one.\n"
+    for command in (("train", TASK), ("mjfleet", "sweep", TASK, "--try", "x=1,2")):
+        assert refusal(*command, *words) == asked
+    # These refuse some of the flags at all.
+    for command in (("tune", TASK), ("submit", "slurm", "--print", "--", "train", TASK)):
+        assert re.search(f"{re.escape(asked)}|: leave (it )?out", refusal(*command, *words))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "play cartpole-balance --actions zero --num-envs 1 --num-envs 2",
+        "mjfleet submit slurm --nodes 1 --nodes=2 -- train cartpole-balance",
+        "mjfleet sweep cartpole-balance --try a=1,2 --try b=1,2",
+        "mjfleet runs --log-root a --log-root b",
+        "mjfleet plot --columns a --columns b",
+        "mjfleet export --format onnx --format torchscript",
+        "mjfleet doctor --gpu-ids 0 --gpu-ids all",
+        "mjfleet new-task name --tasks-dir a --tasks-dir b",
+    ],
+)
+def test_every_command_refuses_a_flag_with_two_values(command: str, refusal: Refusal) -> None:
+    assert "these set the same, to different values" in refusal(*command.split())
+
+
+@pytest.mark.parametrize(("one", "two"), SAME)
+def test_the_same_value_may_be_given_twice(one: str, two: str) -> None:
+    assert parsed(*shlex.split(f"{one} {two}")) == parsed(*shlex.split(one))
+
+
+def test_a_flag_that_switches_off_counts_as_typed() -> None:
+    assert typed_fields(["x", "--agent.no-tf32", "--seed", "1"]) == {"agent.tf32", "agent.seed"}
+    words = ["x", "--seed", "1", "--hosts", "a", "b", "--fork"]
+    assert without_fields(words, ["agent.seed", "hosts"]) == ["x", "--fork"]
 
 
 def test_a_short_name_counts_wherever_its_flag_does(tmp_path: Path) -> None:
@@ -192,7 +258,7 @@ def test_an_unknown_flag_is_answered_by_those_that_there_are(
 def test_a_switch_may_have_its_value_behind_it() -> None:
     for flags, is_on in {
         ("--agent.tf32", "False"): False, ("--agent.tf32=true",): True,
-        ("--agent.no-tf32", "--agent.tf32", "True"): True, ("--agent.tf32=False",): False,
+        ("--agent.tf32", "True"): True, ("--agent.tf32=False",): False,
         ("--agent.tf32",): True, ("--agent.no-tf32",): False,
     }.items():  # fmt: skip
         assert parsed(*flags).agent.tf32 is is_on

@@ -19,7 +19,7 @@ from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.resume_choice import read_run
 
 from ..conftest import PATIENCE, Figure, Run, only_run, rows
-from .workers import PAIR, TRAIN, started, wait_for_iteration, write_noisy
+from .workers import ENDLESS, TRAIN, started, wait_for_iteration, write_noisy
 
 TWO = ("--cpu-workers", "2")
 
@@ -76,7 +76,7 @@ def agent_of(process: subprocess.Popen) -> psutil.Process:
 
 @pytest.mark.slow
 def test_a_killed_agent_is_named_and_takes_all_with_it(tmp_path: Path, figure: Figure) -> None:
-    with started(tmp_path, *PAIR, "--agent.max-iterations", "100000") as process:
+    with started(tmp_path, *ENDLESS) as process:
         wait_for_iteration(process, 2)
         agent_of(process).kill()
         (tmp_path / "failed").touch()
@@ -87,7 +87,7 @@ def test_a_killed_agent_is_named_and_takes_all_with_it(tmp_path: Path, figure: F
 
 
 def test_a_killed_host_agent_is_named_and_takes_all_with_it(tmp_path: Path) -> None:
-    with started(tmp_path, *PAIR, "--agent.max-iterations", "100000") as process:
+    with started(tmp_path, *ENDLESS) as process:
         wait_for_iteration(process, 2)
         (host_agent,) = psutil.Process(process.pid).children()
         family = host_agent.children(recursive=True)
@@ -107,7 +107,7 @@ def test_a_killed_host_agent_is_named_and_takes_all_with_it(tmp_path: Path) -> N
 def test_a_launcher_that_is_killed_while_workers_start_leaves_none(
     tmp_path: Path, seconds: float
 ) -> None:
-    with started(tmp_path, *PAIR, "--agent.max-iterations", "100000") as process:
+    with started(tmp_path, *ENDLESS) as process:
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(seconds)
@@ -218,8 +218,8 @@ def test_a_run_outlives_kills_at_random_moments(
     """Workers, agent and launcher are killed; the launcher's run is resumed by hand."""
     kills = int(str(pytestconfig.getoption("--kills")))
     chance = random.Random(pytestconfig.getoption("--seed"))
-    flags = ("--cpu-workers", "2", "--max-restarts", "1000", "--agent.max-iterations", "100000")
-    flags = (*PAIR, *flags, "--agent.save-interval", "1", "--keep-checkpoints", "5")
+    flags = (*ENDLESS, "--max-restarts", "1000", "--agent.save-interval", "1")
+    flags = (*flags, "--keep-checkpoints", "5")
     killed = {"launcher": 0, "host agent": 0, "agent": 0, "worker": 0}
     resume: tuple[str, ...] = ()
     while True:

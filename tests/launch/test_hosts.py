@@ -19,7 +19,7 @@ from mjfleet.errors import UserError
 from mjfleet.launch.host_environment import take_variables, travelling, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 
-from ..conftest import PATIENCE, only_run, rows
+from ..conftest import PATIENCE, changed, only_run, rows
 from .network import TOOLS, Network
 from .workers import (
     PAIR,
@@ -140,7 +140,7 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
 
     # An exception on the other host; then it starts again from the checkpoint before, once that
     # host, which takes its time, is back.
-    flags = (*TWO, *ENDLESS, "--max-restarts", "9", "--min-hosts", "2")
+    flags = (*changed(TWO, *ENDLESS), "--max-restarts", "9", "--min-hosts", "2")
     flags = (*flags, "--env-var", "GRIPPER=the left one")
     with train(network, tmp_path, *flags, task="faulty-balance") as process:
         wait_for(process, "starting again in ")

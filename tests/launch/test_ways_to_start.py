@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..conftest import Run, only_run, rows
+from ..conftest import Run, changed, only_run, rows
 from .network import Network
 from .test_hosts import TWO, network, train
 from .workers import PAIR, write_noisy
@@ -34,7 +34,7 @@ def test_a_killed_worker_starts_again_from_the_last_checkpoint(run: Run, tmp_pat
 
 def test_torchrun_starts_workers(tmp_path: Path) -> None:
     agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*agent, "-m", "mjfleet.cli.train", "cartpole-balance", *PAIR, *FEW]
+    command = [*agent, "-m", "mjfleet.cli.train", "cartpole-balance", *changed(PAIR, *FEW)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("iteration=2/2 ") == 1
@@ -45,7 +45,7 @@ def test_torchrun_starts_workers(tmp_path: Path) -> None:
 
 
 def test_two_hosts_are_one_run(network: Network, tmp_path: Path) -> None:
-    with train(network, tmp_path, *TWO, *FEW) as process:
+    with train(network, tmp_path, *changed(TWO, *FEW)) as process:
         _, errors = process.communicate()
     assert process.returncode == 0, errors
     run_dir = only_run(tmp_path)

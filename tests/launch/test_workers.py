@@ -18,9 +18,10 @@ import psutil
 import pytest
 import torch
 
-from ..conftest import PATIENCE, Figure, Run, only_run, rows
+from ..conftest import PATIENCE, Figure, Run, changed, only_run, rows
 from ..loggers.recorded import history, records
 from .workers import (
+    ENDLESS,
     PAIR,
     TRAIN,
     saved,
@@ -192,7 +193,7 @@ def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
     tmp_path: Path, number: signal.Signals, figure: Figure
 ) -> None:
     before = signal.signal(number, signal.SIG_DFL)  # The tests themselves may run under nohup.
-    with started(tmp_path, *PAIR, "--agent.max-iterations", "100000") as process:
+    with started(tmp_path, *ENDLESS) as process:
         signal.signal(number, before)
         wait_for_iteration(process, 2)
         process.send_signal(number)
@@ -232,7 +233,7 @@ def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure
 
 @pytest.mark.parametrize("seconds", [0.5, 3.0])
 def test_a_signal_while_workers_start_leaves_none(tmp_path: Path, seconds: float) -> None:
-    with started(tmp_path, *PAIR, "--agent.max-iterations", "100000") as process:
+    with started(tmp_path, *ENDLESS) as process:
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(seconds)
@@ -246,7 +247,7 @@ def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
     tmp_path: Path, figure: Figure
 ) -> None:
     before = set(Path(tempfile.gettempdir()).glob("mjfleet-*-*"))
-    with started(tmp_path, *PAIR, "--agent.max-iterations", "100000") as process:
+    with started(tmp_path, *ENDLESS) as process:
         wait_for_iteration(process, 2)
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 4
@@ -269,9 +270,9 @@ def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
 def torchrun(folder: Path, workers: int, *flags: str) -> "subprocess.Popen[str]":
     """Train with torchrun and some workers of this host, with a thread each."""
     agent = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(workers)]
-    train = ["-m", "mjfleet.cli.train", "faulty-balance", *PAIR, "--agent.save-interval", "1"]
-    here = ["--cpu-workers", str(workers), "--cpu-threads", str(workers)]
-    here += ["--run-dir", "logs/faulty-balance/run"]
+    train = ["-m", "mjfleet.cli.train", "faulty-balance", "--agent.save-interval", "1"]
+    here = ("--cpu-workers", str(workers), "--cpu-threads", str(workers))
+    here = (*changed(PAIR, *here), "--run-dir", "logs/faulty-balance/run")
     return subprocess.Popen(
         [*agent, *flags, *train, *here],
         cwd=folder,
@@ -345,7 +346,9 @@ def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
     assert "iteration=" not in others
     assert len(rows(only_run(tmp_path))) == 4
 
-    (code, _, errors), (other_code, _, others) = srun(tmp_path, *PAIR, "--cpu-workers", "3")
+    (code, _, errors), (other_code, _, others) = srun(
+        tmp_path, *changed(PAIR, "--cpu-workers", "3")
+    )
     assert (code, other_code) == (2, 2)
     assert errors.count("error: --cpu-workers 3 is for 3 workers") == 1
     assert others == ""

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from ..conftest import SMALL, TESTS, WarmCommand, copy_task, write_task
+from ..conftest import SMALL, TESTS, WarmCommand, changed, copy_task, write_task
 
 PAIR = (*SMALL, "--agent.max-iterations", "4", "--cpu-workers", "2")
+ENDLESS = changed(PAIR, "--agent.max-iterations", "100000")
 TRAIN = (sys.executable, "-m", "mjfleet.cli.train")
 
 

@@ -22,7 +22,7 @@ from mjfleet.runs.resume_choice import read_run
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.atomic_write import write_atomically
 
-from ..conftest import SMALL, Run, only_run, rows
+from ..conftest import SMALL, Run, changed, only_run, rows
 
 TASK = "cartpole-balance"
 SIX = (*SMALL, "--agent.max-iterations", "6")
@@ -283,7 +283,7 @@ def test_a_run_continues_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     # The steps that a file has learned from are known wherever it is.
     file = shutil.copy(run_dir / "checkpoints" / "model_6.pt", tmp_path / "policy.pt")
     longer = ("--resume", str(file), "--total-steps", str(6 * 128 + 1), "--dry-run")
-    result = run("train", TASK, *SMALL, "--env.num-envs", "32", *longer)
+    result = run("train", TASK, *changed(SMALL, "--env.num-envs", "32"), *longer)
     assert "7 iterations, of 256 steps each" in result.stdout, result.stderr
 
 
@@ -314,8 +314,8 @@ def test_a_checkpoint_from_elsewhere_begins_a_new_run(run: Run, tmp_path: Path) 
     assert run("train", TASK, *SIX, "--log-root", "old").returncode == 0
     ((run_dir,),) = [list(e.iterdir()) for e in (tmp_path / "old").iterdir()]
     (run_dir / "checkpoints" / "model_6.pt").rename(tmp_path / "best.pt")
-    flags = ("--resume", "best.pt", "--cpu-workers", "2", "--agent.max-iterations", "8")
-    result = run("train", TASK, *SIX, *flags)
+    flags = changed(SIX, "--cpu-workers", "2", "--agent.max-iterations", "8")
+    result = run("train", TASK, "--resume", "best.pt", *flags)
     assert result.returncode == 0, result.stderr
     assert (
         "not kept: environments and random states, which begin anew (workers 1, now 2"

@@ -16,7 +16,7 @@ from mjfleet.runs.find_run import is_of_this_user
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_run
 
-from ..conftest import Run, rows
+from ..conftest import Run, changed, rows
 from .test_resume import SIX, TASK, add_checkpoint, make_run
 
 DRY = "--dry-run"
@@ -34,12 +34,18 @@ def test_the_same_command_begins_continues_and_is_done(run: Run, tmp_path: Path)
     assert "nothing is left to do" in done.stdout
     record = read_record(tmp_path / "d")
     assert (record["status"], record["attempts"][0]["status"]) == ("finished", "finished")
-    more = run(*command, "--agent.max-iterations", "8")
+    more = run(*changed(command, "--agent.max-iterations", "8"))
     assert more.returncode == 0, more.stderr
     assert [row["iteration"] for row in rows(tmp_path / "d")] == [*map(str, range(1, 9))]
     # The longer length is recorded, and needs not be typed again.
     again = run("train", TASK, "--run-dir", "d")
-    assert "has all 8 iterations" in again.stdout
+    assert "has all 8 iterations; --agent.max-iterations 8 is the total" in again.stdout
+    fewer = run("train", TASK, "--run-dir", "d", "--max-iterations", "2")
+    assert (fewer.returncode, fewer.stdout.count("\n")) == (0, 1)
+    line = "has 8 iterations; --agent.max-iterations 2 is the total, not how many more: raise it"
+    assert line in fewer.stdout
+    fewer = run("train", TASK, "--run-dir", "d", "--total-steps", "5")
+    assert "has all 8 iterations; --total-steps 5 is the total, not how many more" in fewer.stdout
     before = (tmp_path / "d/run.json").read_bytes()
     refused = run(*command, "--seed", "2", "--agent.algorithm.gamma", "0.5")
     assert refused.returncode == 2

@@ -12,7 +12,7 @@ import pytest
 from mjfleet.video.render_process import NICE, RenderProcess, render
 from mjfleet.video.state_recording import StateRecording, pack_model
 
-from ..conftest import TESTS, Run, needs_drawing, only_run, read_video, rows
+from ..conftest import TESTS, Run, changed, needs_drawing, only_run, read_video, rows
 
 TINY = (
     "cartpole-balance", "--env.num-envs", "4", "--env.episode-seconds", "0.5",
@@ -30,7 +30,7 @@ def change(a: np.ndarray, b: np.ndarray) -> float:
 def test_two_workers_leave_videos_of_rank_0_and_the_last_one_always(
     run: Run, tmp_path: Path
 ) -> None:
-    result = run("train", *TINY, "--cpu-workers", "2", "--agent.max-iterations", "3")
+    result = run("train", *changed(TINY, "--cpu-workers", "2", "--agent.max-iterations", "3"))
     assert (result.returncode, "Traceback" in result.stderr) == (0, False)
     videos = sorted((only_run(tmp_path) / "videos").iterdir())
     # The second one is due while the first one is drawn, unless that was very fast.

@@ -19,7 +19,15 @@ from mjfleet.bench.result import Result, our_commit
 from mjfleet.cli.run_command import run_command
 from mjfleet.cli.train import configure, train
 from mjfleet.config import TrainConfig, from_dict
-from mjfleet.config.flags import HELP, LIST_FLAGS, flags_of, parse_flags, parse_known, typed_fields
+from mjfleet.config.flags import (
+    HELP,
+    LIST_FLAGS,
+    flags_of,
+    parse_flags,
+    parse_known,
+    typed_fields,
+    without_fields,
+)
 from mjfleet.config.validation import COUNT, Checked, Count, Folder, Rule
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_devices, needs_gpus
@@ -177,7 +185,8 @@ def run_benchmark(
     task = [others.pop(0)] if others and not others[0].startswith("-") else []
     if not task and "config" not in typed_fields(others):  # Whose file may name one.
         task = [TASK]
-    found, base = new_run([*task, *kind.usual, *others], prog, "cpu_workers", "hosts")
+    usual = without_fields(kind.usual, typed_fields(others))
+    found, base = new_run([*task, *usual, *others], prog, "cpu_workers", "hosts")
     folder = Path(options.output)
     if any(path.exists() and not path.is_dir() for path in (folder, *folder.parents)):
         raise UserError(f"--output {folder}: this path leads through a file; it must be a folder.")

@@ -3,9 +3,10 @@
 import ast
 import inspect
 import re
+import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
@@ -52,8 +53,9 @@ def parse_flags(
     types it, `default` an instance of `kind` for the flags that are not given.
 
     Raises:
-        UserError: a flag is unknown, or a value not allowed.
+        UserError: a flag is unknown, a value not allowed, or a field given two that differ.
     """
+    _refuse_differing(flags)
     if LIST_FLAGS in flags:
         for leaf in _flags(kind, default):
             words = _words_of(leaf.hint)
@@ -80,7 +82,11 @@ def parse_flags(
 def parse_known(
     kind: type[Arguments], flags: Sequence[str], prog: str | None = None, default: Any = None
 ) -> tuple[Arguments, list[str]]:
-    """Parse the flags of `kind` that are among others; return them, and the other words."""
+    """Parse the flags of `kind` that are among others; return them, and the other words.
+
+    UserError as for `parse_flags`, also for fields of another kind that are given twice.
+    """
+    _refuse_differing(flags)
     return tyro.cli(
         kind, prog=prog, args=_as_switches(kind, default, flags), default=default,
         return_unknown_args=True, add_help=False, registry=PARSERS,
@@ -143,10 +149,50 @@ def _unknown(kind: type[Any], default: Any, words: Sequence[str], prog: str) -> 
 
 def typed_fields(arguments: Sequence[str]) -> frozenset[str]:
     """Return the dotted names of the fields that flags give, also by `--group.no-name`."""
-    words = (word for word in arguments if word.startswith("--"))
-    names = (word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words)
-    long = {short: name for name, short in SHORT.items()}
-    return frozenset(long.get(name, NEGATION.sub("", name)) for name in names)
+    return frozenset(name for name, _ in _by_field(arguments) if name)
+
+
+def without_fields(arguments: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the arguments without the flags, and their values, of fields by dotted name."""
+    return [word for name, words in _by_field(arguments) if name not in names for word in words]
+
+
+def _by_field(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return each flag with its values, after its field's dotted name; first, words before any."""
+    long, found = {short: name for name, short in SHORT.items()}, [("", list[str]())]
+    for word in arguments:
+        if word.startswith("--"):
+            name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+            found.append((long.get(name, NEGATION.sub("", name)), []))
+        found[-1][1].append(word)
+    return found
+
+
+def _refuse_differing(arguments: Sequence[str]) -> None:
+    """Raise UserError if two flags give one field different values; one would have no effect."""
+    given = dict[str, list[str]]()
+    for name, words in _by_field(arguments) if not {*HELP, LIST_FLAGS} & {*arguments} else ():
+        first = given.setdefault(name, words)
+        if name and words is not first and _values(words) != _values(first):
+            one, two = (shlex.join(both) for both in (first, words))
+            raise UserError(f"{one} and {two}: these set the same, to different values; give one.")
+
+
+def _values(words: Sequence[str]) -> list[str | float]:
+    """Return a flag's values in one form, in which those that are written differently are equal."""
+    flag, equals, value = words[0].partition("=")
+    texts = [value, *words[1:]] if equals else list(words[1:])
+    if len(texts) == 1 and texts[0].startswith("["):
+        texts = [text.strip() for text in texts[0].strip("[]").split(",")]
+    if not texts:  # A flag that is on or off.
+        return [not NEGATION.search(flag.removeprefix("--").replace("-", "_"))]
+    return list(map(_value, texts))
+
+
+def _value(text: str) -> str | float:
+    with suppress(ValueError):
+        return TRUTH[text] if text in TRUTH else text if text.isdigit() else float(text)
+    return text
 
 
 def flags_of(name: str) -> list[str]:

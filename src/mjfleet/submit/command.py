@@ -16,7 +16,14 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, ClassVar
 
 from mjfleet.cli.train import configure
-from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known, typed_fields
+from mjfleet.config.flags import (
+    HELP,
+    LIST_FLAGS,
+    parse_flags,
+    parse_known,
+    typed_fields,
+    without_fields,
+)
 from mjfleet.config.launch_config import MAX_HOSTS, MAX_WORKERS
 from mjfleet.config.validation import Checked, Count, Rule, between, optional
 from mjfleet.errors import UserError
@@ -188,7 +195,7 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
         gpus = len(config.gpu_ids) if isinstance(config.gpu_ids, list) else int(needs_gpus(config))
     if not gpus and needs_gpus(config):
         config = replace(config, gpu_ids=None)
-        words += ["--gpu-ids", "None"]
+        words = [*without_fields(words, ["gpu_ids"]), "--gpu-ids", "None"]
     workers = gpus or config.cpu_workers or 1
     cores, restarts = workers * arguments.cpus, config.max_restarts
     if runs:
@@ -201,7 +208,7 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
         processes, restarts = 1, 0  # Each run restarts by itself.
     else:
         if restarts:
-            words += ["--max-restarts", "0"]
+            words = [*without_fields(words, ["max_restarts"]), "--max-restarts", "0"]
         config, sizes, processes = replace(config, max_restarts=0), [], workers
         devices = choose_devices(config, {}, gpus, started=workers)
         # By these variables the first worker will know its place.
