@@ -82,6 +82,12 @@ def test_a_task_that_does_not_train_is_one_message(
 def test_a_mistake_is_one_message(refusal: Refusal) -> None:
     for flag, shown in (("--seeds", "--seeds"), ("--num-envs", "--env.num-envs")):
         assert f"leave out {shown}" in refusal("tune", "cartpole-balance", flag, "3")
+    for flag, value in (
+        ("--video-interval", "9"),
+        ("--eval-interval", "9"),
+        ("--agent.logger", "csv"),
+    ):
+        assert f"leave out {flag}" in refusal("tune", "cartpole-balance", flag, value)
     assert "--gpu-ids 7" in refusal("tune", "cartpole-balance", "--gpu-ids", "7")
 
 

@@ -21,12 +21,14 @@ GAIN = 1.05  # More environments are worth it where throughput grows by this fac
 WARMUP = 2  # Iterations that are not measured: they compile, and capture CUDA graphs.
 MEASURED_SECONDS = 2.0  # How long to measure at least,
 ITERATIONS = 3  # and how many iterations at least.
+LEFT_OUT = ("video_interval", "eval_interval", "agent.logger")  # Of the runs that are measured.
 USAGE = """usage: mjfleet tune TASK [--gpu-ids ...] [--cpu-workers N] ...
 
 Measure how many environments per worker train fastest on these devices: train with 256, then with
 twice as many, and so on, until throughput no longer grows. Nothing is kept.
 
-All flags of `train` count, as throughput depends on them; `train TASK --help` shows them."""
+The flags of `train` count, as throughput depends on them; `train TASK --help` shows them. Videos,
+evaluations and loggers are left out."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def tune(arguments: Sequence[str]) -> int:
     if not arguments or HELP & set(arguments):
         print_line(USAGE)
         return 0 if arguments else 2
-    found, config = new_run(arguments, "tune")
+    found, config = new_run(arguments, "tune", *LEFT_OUT)
     with StopRequest().installed(), TemporaryDirectory(prefix="mjfleet-tune-") as folder:
         fastest = choose(_measure(found, config, Path(folder)))
     print_line(f"fastest: --env.num-envs {fastest.num_envs}")

@@ -1,5 +1,6 @@
 """Reads the model of a robot, MJCF or URDF, and copies the files that it names."""
 
+import codecs
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import mujoco
 from mjfleet.errors import UserError
 from mjfleet.tools.from_model.robot import Robot
 
+ENCODING = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([\w.-]+)""")
 COMMENT = re.compile("<!--.*?-->", re.DOTALL)
 PREFIX = re.compile(r"(</?\w+):")
 """Of a tag of another program, such as Gazebo; files may leave it undeclared."""
@@ -56,15 +58,25 @@ def read_robot(file: Path, target: Path) -> Robot:
     return Robot(spec, questions, is_fixed)
 
 
-def _read(file: Path) -> str:
-    """Return a model without comments, in which MuJoCo, but not ElementTree, allows `--`."""
-    text = file.read_text(encoding="utf-8-sig")
+def _read(file: Path, encoding: str = "") -> str:
+    """Return a model without comments, in which MuJoCo, but not ElementTree, allows `--`.
+
+    Its encoding is the one that its first line names, or else UTF-8, unless another is given.
+    UserError if its text is not in that.
+    """
+    data = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+    named = ENCODING.match(data)
+    encoding = encoding or (named[1].decode() if named else "UTF-8")
+    try:
+        text = data.decode(encoding)
+    except (UnicodeError, LookupError):
+        raise UserError(f"{file}: its text is not in {encoding}: save it in UTF-8.") from None
     return COMMENT.sub(lambda found: "\n" * found[0].count("\n"), text)
 
 
 def _refuse_outside(file: Path, folder: Path) -> None:
     """Raise UserError if a model includes a file that is not in `folder`, or one that does."""
-    for tag, name in INCLUDE.findall(_read(file)):
+    for tag, name in INCLUDE.findall(_read(file, "UTF-8")):  # As MuJoCo does.
         path = folder / name
         if not path.resolve().is_relative_to(folder):
             raise UserError(f"{file}: <{tag}>: {name!r} leaves {folder}.")
