@@ -17,6 +17,7 @@ from mjfleet.tools.check_task.examine import examine, on_native
 from ..conftest import REPOSITORY, Output, Refusal, only_run, rows, run_here
 from .own_robots import (
     BIPED,
+    CART,
     HAND,
     LEGS,
     PELVIS,
@@ -436,6 +437,12 @@ def test_comments_and_tags_of_other_programs_may_be_as_mujoco_reads_them() -> No
     assert model_of(make_of(text, kind="urdf")).nu == 4
 
 
+def test_a_urdf_is_read_in_the_encoding_that_it_names() -> None:
+    first = '<?xml version="1.0" encoding="ISO-8859-1"?>'
+    Path("robot.urdf").write_bytes((first + CART.replace("own", "\xe4")).encode("latin-1"))
+    assert model_of(make("cart", "robot.urdf")).nu == 4
+
+
 def test_what_is_written_is_formatted_and_has_no_lint(tmp_path: Path) -> None:
     for name, file in write_robots(tmp_path / "sources").items():
         make(name, file)
@@ -462,6 +469,25 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
     "does not compile": (
         "robot.xml", text_of("robot.xml", QUADRUPED.replace('size="0.03"', 'size="-1"', 1)),
         "size 0 must be positive in geom .*line 7"
+    ),
+    "another encoding": (
+        "robot.xml",
+        lambda folder: (folder / "robot.xml").write_bytes(b"<mujoco/><!-- \xe4 -->"),
+        r"robot.xml: its text is not in UTF-8: save it in UTF-8\.$"
+    ),
+    "an encoding that is none": (
+        "robot.urdf", text_of("robot.urdf", "<?xml version='1.0' encoding='klingon'?><robot/>"),
+        "its text is not in klingon: save it in UTF-8"
+    ),
+    "a floor that moves": (
+        "robot.xml", text_of("robot.xml", HAND.replace("<geom ", '<geom name="floor" ', 1)),
+        "the geom `floor` is not the ground, a plane that does not move: give it another name"
+    ),
+    "a floor beside the ground": (
+        "robot.xml",
+        text_of("robot.xml", QUADRUPED.replace("<worldbody>", '<worldbody><geom type="plane" '
+                'size="1 1 1"/><geom name="floor" type="box" size="1 1 1"/>')),
+        "the geom `floor` is not the ground, a plane that does not move"
     ),
     "two robots": ("robot.xml", text_of("robot.xml", TWO), "2 robots .* 'body', 'palm'"),
     "no joint": (

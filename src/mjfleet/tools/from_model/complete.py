@@ -70,10 +70,14 @@ def _add_scene(robot: Robot) -> None:
     model = spec.compile()
     size = float(model.stat.extent)
     plane = mujoco.mjtGeom.mjGEOM_PLANE
-    if ground := next((geom for geom in spec.worldbody.geoms if geom.type == plane), None):
-        if spec.geom(FLOOR) is None:
-            robot.added.append(f"the name `{FLOOR}` of the plane `{ground.name}`")
-            ground.name = FLOOR
+    ground = next((geom for geom in spec.worldbody.geoms if geom.type == plane), None)
+    if floor := spec.geom(FLOOR):
+        if floor.type != plane or model.body_weldid[model.geom_bodyid[floor.id]]:
+            must = "a plane that does not move"
+            raise UserError(f"the geom `{FLOOR}` is not the ground, {must}: give it another name.")
+    elif ground:
+        robot.added.append(f"the name `{FLOOR}` of the plane `{ground.name}`")
+        ground.name = FLOOR
     else:
         add_ground(spec, 0.5 * size)
         robot.added.append(f"the ground, a plane named `{FLOOR}`")
