@@ -419,6 +419,17 @@ def test_workers_on_gpus(run: Run, tmp_path: Path, flags: tuple[str, ...]) -> No
     assert len(rows(only_run(tmp_path))) == 4
 
 
+def test_a_cause_is_shown_although_the_run_directory_was_moved(run: Run, tmp_path: Path) -> None:
+    move = "os.rename('run', 'elsewhere'); raise RuntimeError('the gripper broke')"
+    write_noisy(tmp_path, step=f"if RANK == 1: {move}")
+    result = run("train", "noisy", "--cpu-workers", "2", "--run-dir", "run")
+    assert result.returncode == 1
+    assert "rank 1 on " in result.stderr
+    assert "RuntimeError: the gripper broke" in result.stderr
+    assert "run.json does not say how the run ended: it is gone" in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "tasks"}
+
+
 @pytest.mark.slow
 def test_an_exception_on_a_rank_ends_the_run_with_its_traceback(run: Run, tmp_path: Path) -> None:
     write_noisy(tmp_path, step="if RANK == 1: raise RuntimeError('the gripper broke')")

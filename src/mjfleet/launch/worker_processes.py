@@ -41,7 +41,8 @@ class WorkerProcesses:
     """This host's workers and torchrunx's agent, which run during the block; none outlives it."""
 
     def __init__(self, args: WorkerArgs) -> None:
-        self._args, self._run_dir = args, Path(args.run_dir)
+        self._args = args
+        self._folders = Path(args.run_dir), Path(args.scratch)  # Where failures are recorded.
         self._limit: float = args.config["hang_timeout"]
         self._ranks = [args.rank_of(local_rank) for local_rank in range(len(args.devices))]
         self._hearts = [Heartbeat.in_file(args.heartbeat_file(r.local_rank)) for r in self._ranks]
@@ -114,7 +115,7 @@ class WorkerProcesses:
         """
         # A worker is done, or writes its record, before it ends: so look at that after this.
         states = [_state(heart.pid) if heart.pid else ("R", 0) for heart in self._hearts]
-        recorded = read_failures(self._run_dir)
+        recorded = read_failures(*self._folders)
         cause = recorded[0] if recorded else None
         if cause and not (cause.is_secondary and time.time() - cause.time < ALONE_SECONDS):
             return cause
@@ -137,7 +138,7 @@ class WorkerProcesses:
     def _failure(self, kind: str, message: str, rank: Rank, heart: Heartbeat) -> Failure:
         """Record and return what is seen of a worker."""
         failure = Failure.seen(kind, message, self._args, rank, heart)
-        failure.write(self._run_dir)
+        failure.write(*self._folders)
         return failure
 
     def _hang(self) -> Failure | None:
@@ -161,7 +162,7 @@ class WorkerProcesses:
                 message += "; its process was stopped by a signal (SIGSTOP)"
             seen = Failure.seen("Hang", message, self._args, rank, heart)
             found[rank] = replace(seen, traceback=stack, is_secondary=rank != first)
-            found[rank].write(self._run_dir)
+            found[rank].write(*self._folders)
         return found[first]
 
     def _stacks(self) -> list[str]:

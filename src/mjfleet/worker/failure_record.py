@@ -118,22 +118,26 @@ class Failure:
     def path(self, run_dir: Path) -> Path:
         return run_dir / "failures" / f"rank{self.rank}.json"
 
-    def write(self, run_dir: Path) -> Path | None:
-        """Write the record into the run directory; return its path, or None if that failed."""
-        path = self.path(run_dir)
+    def write(self, *run_dirs: Path) -> Path | None:
+        """Write the record into the first of these folders that can be written; return its path.
+
+        The first is the run directory. A warning says which cannot be written; None: all of them.
+        """
         text = json.dumps(asdict(self), indent=2) + "\n"
-        try:
-            path.parent.mkdir(exist_ok=True)
-            write_atomically(path, lambda file: file.write(text.encode()))
-        except OSError as error:
-            logger.warning("%s could not be written: %s", path, error.strerror)
-            return None
-        return path
+        for path in map(self.path, run_dirs):
+            try:
+                path.parent.mkdir(exist_ok=True)
+                write_atomically(path, lambda file: file.write(text.encode()))
+                return path
+            except OSError as error:
+                logger.warning("%s could not be written: %s", path, error.strerror)
+        return None
 
 
-def read_failures(run_dir: Path) -> list[Failure]:
+def read_failures(*run_dirs: Path) -> list[Failure]:
     """Return all records of a run: causes before secondary failures, each by time."""
-    records = [read_json(path) for path in (run_dir / "failures").glob("rank*.json")]
+    paths = [path for folder in run_dirs for path in (folder / "failures").glob("rank*.json")]
+    records = list(map(read_json, paths))
     found = [Failure(**record | {"log": tuple(record["log"])}) for record in records]
     return sorted(found, key=lambda failure: (failure.is_secondary, failure.time))
 

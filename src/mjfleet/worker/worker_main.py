@@ -47,7 +47,9 @@ def run_worker(
             failure = Failure.of(cause, args, rank, heartbeat) if cause else None
             if failure is None or (isinstance(error, Stopped) and not failure.is_secondary):
                 raise
-            if run_dirs and not failure.write(run_dirs[-1]) and args.log_files:
+            # The host agent looks into its own folder, too: the user may have moved the other one.
+            folders = [*run_dirs[-1:], *map(Path, filter(None, [args.scratch]))]
+            if folders and not failure.write(*folders) and args.log_files:
                 print(failure.report, file=sys.stderr)  # The launcher cannot.
             if failure.is_secondary and rank.rank == 0 and not args.local:
                 failure = _cause_of(failure, run_dirs[0])
