@@ -126,7 +126,7 @@ def test_a_short_name_counts_wherever_its_flag_does(tmp_path: Path) -> None:
         ("--agent.obs-groups.rnd-state critic", "rnd-cfg is None"),
         ("--agent.wandb.notes x", "logger is tensorboard, .* wandb"),
         ("--agent.wandb.no-checkpoints", "logger is tensorboard, .* wandb"),
-        ("--config part.yaml --agent.wandb.checkpoints", "logger is tensorboard, .* wandb"),
+        ("--config part.yaml --agent.wandb.tags a", "logger is tensorboard, .* wandb"),
     ],
 )
 def test_a_flag_without_effect_is_refused_and_says_what_it_needs(

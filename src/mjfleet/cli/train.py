@@ -14,7 +14,9 @@ from mjfleet.cli.help import print_help
 from mjfleet.cli.run_command import run_and_exit
 from mjfleet.cli.start import Sources, find_code, find_sources, read_start, start_from
 from mjfleet.config import TrainConfig
+from mjfleet.config.field_kinds import Kind
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
+from mjfleet.config.train_config import field_kinds
 from mjfleet.config.unused_fields import refuse_unused
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError
@@ -106,7 +108,9 @@ def configure(arguments: Sequence[str]) -> Chosen:
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")
     if len(config.seeds) > 1 and "agent.seed" in typed:
         raise UserError("--seeds, which names the seeds, and --agent.seed: give one.")
-    refuse_unused(config.agent, typed)
+    # Groups and the Python API give what does not count in a file beside it, whether used or not.
+    kinds = field_kinds() if start.config else {}
+    refuse_unused(config.agent, [n for n in typed if kinds.get(n) is not Kind.PLACEMENT])
     config = settle(found, config, typed.__contains__)
     if sources.is_continued and sources.start.teacher != config.teacher:
         config = replace(config, teacher=None)  # The run has it in its configuration.

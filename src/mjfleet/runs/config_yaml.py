@@ -13,7 +13,6 @@ from mjfleet.config.dict_conversion import value_at
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.flags import as_words
 from mjfleet.config.train_config import field_kinds
-from mjfleet.config.unused_fields import unused_fields
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
@@ -153,13 +152,11 @@ def placement_flags(config: TrainConfig, defaults: TrainConfig) -> list[str]:
 
     `defaults` are the task's.
     """
-    usual, ours = placement_of(defaults), placement_of(config)
-    unused = {field.name for field in unused_fields(config.agent, ours)}  # `train` refuses them.
+    usual = placement_of(defaults)
     return [
         word
-        for name, value in ours.items()
+        for name, value in placement_of(config).items()
         if value != usual.get(name) and not name.startswith("agent.teacher.")
-        if name not in unused
         for word in as_words(name, value)
     ]
 
