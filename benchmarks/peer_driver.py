@@ -55,12 +55,12 @@ def train_rsl_rl(worker: dict[str, Any], write: Write) -> None:
     from mjfleet.env.random_numbers import seed_everything
     from mjfleet.registry import find_task
     from mjfleet.rl.build_algorithm import rsl_rl_config
-    from mjfleet.worker.gpu_settings import apply_settings
+    from mjfleet.worker.torch_settings import apply_settings
 
     found, device = find_task(worker["task"], Path(worker["task_folder"])), worker["devices"][0]
     config = from_dict(found.defaults(), worker["config"])
     agent, place = config.agent, {"device": device, "tasks_dir": config.tasks_dir}
-    apply_settings(config, device)
+    apply_settings(config)
     seed_everything(agent.seed)
     with mjfleet.make(found.name, config=worker["config"], **place) as env:
         settings = rsl_rl_config(agent, found.load) | {"logger": "tensorboard"}

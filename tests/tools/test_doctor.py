@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -76,6 +77,42 @@ def test_a_machine_that_can_train_passes(output: Output, tmp_path: Path, scratch
     assert not list(scratch.iterdir())
 
 
+def one_check(check: str) -> list[str]:
+    """Return the command of a single check."""
+    request = WorkerArgs(
+        task="", task_folder="", config={}, devices=("cpu",), engine="native", threads=1, run_dir=""
+    )
+    return [sys.executable, "-m", checks.__name__, check, json.dumps(asdict(request)), "0"]
+
+
+def finding_of(command: list[str], environ: Mapping[str, str]) -> Finding:
+    """Return what a check finds in a process of its own."""
+    result = subprocess.run(command, env=environ, check=True, capture_output=True, text=True)
+    return Finding(*json.loads(result.stdout))
+
+
+@pytest.mark.skipif(
+    bool(subprocess.run(["unshare", "--mount", "--map-root-user", "true"], check=False).returncode),
+    reason="needs unshare",
+)
+@pytest.mark.parametrize(
+    ("size", "variables", "status"),
+    [
+        ("64m", {}, "warn"),
+        ("64m", {"NCCL_SHM_DISABLE": "1"}, "ok"),
+        ("1g", {}, "ok"),
+    ],
+)
+def test_less_shared_memory_than_nccl_may_need_is_a_warning(
+    size: str, variables: dict[str, str], status: str
+) -> None:
+    script = f'mount -t tmpfs -o size={size} none /dev/shm; exec "$@"'
+    unshare = ["unshare", "--mount", "--map-root-user", "sh", "-ec", script, "sh"]
+    finding = finding_of(unshare + one_check("check_shared_memory"), os.environ | variables)
+    assert finding.status == status
+    assert finding.found.startswith("/dev/shm has ")
+
+
 @pytest.mark.parametrize(
     ("variables", "status", "words"),
     [
@@ -87,17 +124,9 @@ def test_a_machine_that_can_train_passes(output: Output, tmp_path: Path, scratch
 def test_packages_without_bytecode_that_nobody_writes_are_a_warning(
     tmp_path: Path, variables: dict[str, str], status: str, words: str
 ) -> None:
-    command = [sys.executable, "-m", checks.__name__, checks.check_bytecode.__name__]
-    request = WorkerArgs(
-        task="", task_folder="", config={}, devices=("cpu",), engine="native", threads=1, run_dir=""
-    )
     kept = {name: value for name, value in os.environ.items() if name[:8] != "PYTHONDO"}
-    result = subprocess.run(
-        [*command, json.dumps(asdict(request)), "0"],
-        env={**kept, "PYTHONPYCACHEPREFIX": str(tmp_path), **variables},
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    finding = Finding(*json.loads(result.stdout))
+    environ = {**kept, "PYTHONPYCACHEPREFIX": str(tmp_path), **variables}
+    finding = finding_of(one_check("check_bytecode"), environ)
     assert finding.status == status
     assert words in finding.found
     folder = shlex.split(compile_command())[-1]

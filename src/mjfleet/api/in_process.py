@@ -25,7 +25,8 @@ from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.starting_point import begin_from, with_teacher
 from mjfleet.utils.atomic_write import write_atomically
-from mjfleet.worker.gpu_settings import apply_settings
+from mjfleet.worker.near_cores import use_near_cores
+from mjfleet.worker.torch_settings import apply_settings
 
 OF_TRAIN = frozenset(field.name for field in fields(LaunchConfig)) - {
     *("gpu_ids", "cpu_threads", "engine", "numa", "deterministic", "total_envs", "total_steps"),
@@ -125,13 +126,15 @@ def iterate(
         chosen = with_teacher(chosen)
         start, chosen = begin_from(chosen) if chosen.init_from else (None, chosen)
         plan = plan_size(found, chosen, devices, {})
-        device, config = plan.device, plan.config
+        device, config, threads = plan.device, plan.config, plan.threads
+        if config.numa == "auto":
+            threads = use_near_cores(plan.hosts[0].physical, 0, threads)
         seed_everything(config.agent.seed)
         stack.enter_context(on_device(plan.engine, device))
-        apply_settings(config, device)
+        apply_settings(config)
         size = config.agent.algorithm.envs_per_group
-        env = build_env(found, config, plan.engine, device, plan.threads, group_size=size)
-        runner = Runner(env, config.agent, device, plan.threads, found.load)
+        env = build_env(found, config, plan.engine, device, threads, group_size=size)
+        runner = Runner(env, config.agent, device, threads, found.load)
         if start:
             state = read_checkpoint(start.policy)
             take_networks(runner, start.policy, state, str(config.init_from))

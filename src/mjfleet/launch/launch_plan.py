@@ -76,6 +76,7 @@ class LaunchPlan:
             task_folder=str(self.task_folder),
             config=to_dict(self.config),
             devices=self.hosts[node].names,
+            gpus=self.hosts[node].physical,
             engine=self.engine,
             threads=self.hosts[node].threads,
             run_dir=str(self.run_dir.absolute()),

@@ -50,9 +50,8 @@ def clone_folder() -> Path | None:
 
 def compile_command() -> str:
     """Return the command that compiles the bytecode of all that is installed for this Python."""
-    return shlex.join(
-        [sys.executable, *["-m", "compileall", "-qq", "-j", "0"], get_path("purelib")]
-    )
+    flags = ("-m", "compileall", "-qq", "-j", "0")
+    return shlex.join([sys.executable, "-P", *flags, get_path("purelib")])
 
 
 def install_command(extra: str = "") -> str:

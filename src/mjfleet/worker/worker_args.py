@@ -19,6 +19,7 @@ class WorkerArgs:
     task_folder: str
     config: Mapping[str, Any]  # The resolved TrainConfig, as `mjfleet.config.to_dict` makes it.
     devices: tuple[str, ...]  # torch's name of each local worker's device.
+    gpus: tuple[str, ...] = ()  # What the driver calls each local worker's GPU.
     engine: Literal["warp", "native"]
     threads: int  # CPU threads of each worker.
     run_dir: str

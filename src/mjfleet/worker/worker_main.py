@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from mjfleet.config import from_dict
@@ -15,6 +16,7 @@ from mjfleet.utils.memory import enough_memory
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import SECONDARY_SECONDS, Failure, read_failures
 from mjfleet.worker.heartbeat import Heartbeat
+from mjfleet.worker.near_cores import use_near_cores
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.thread_limits import prepare
@@ -90,12 +92,14 @@ def train_worker(
         print_line(
             f"{who}building {num_envs} environments: {args.engine} engine on {device}{compiles}"
         )
+    if args.config["numa"] == "auto":  # Threads inherit the cores: before torch or NCCL starts any.
+        args = replace(args, threads=use_near_cores(args.gpus, rank.local_rank, args.threads))
     prepare()
     from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
     from mjfleet.rl.checkpoint_files import read_checkpoint
-    from mjfleet.worker.gpu_settings import apply_settings
     from mjfleet.worker.torch_process_group import process_group
+    from mjfleet.worker.torch_settings import apply_settings
     from mjfleet.worker.training import build, restore, train_and_log
 
     found = find_task(args.task, Path(args.task_folder))
@@ -107,7 +111,7 @@ def train_worker(
         on_device(args.engine, device),
         process_group(args, rank, config.collective_timeout) as collectives,
     ):
-        apply_settings(config, device)
+        apply_settings(config)
         run_dir, checkpoint = args.run_dir, args.checkpoint or ""
         if not args.meeting:  # On hosts that we started workers on, run directories differ.
             run_dir = collectives.all_gather_text(run_dir)[0] or ""

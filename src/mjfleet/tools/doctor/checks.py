@@ -23,6 +23,8 @@ from mjfleet.worker.worker_args import WorkerArgs
 COMPILED = ("torch", "tensordict", "rsl_rl", "warp", "mujoco_warp", "torchrunx")
 """Packages that take long to compile; if one of them has bytecode, all of its modules have."""
 MIN_FREE = 2**30  # Bytes that a disk or a GPU must have free.
+SHARED_MEMORY = "/dev/shm"
+MIN_SHARED_MEMORY = 2**30  # Bytes that NCCL's troubleshooting guide asks of a container.
 REDUCED_MIB = 16  # Size of the reduced tensor: float32 gradients of four million parameters.
 SCENE = '<mujoco><worldbody><light pos="0 0 3"/><geom size="0.5"/></worldbody></mujoco>'
 
@@ -146,6 +148,15 @@ def check_all_reduce(args: WorkerArgs, index: int) -> Finding:
             return Finding("FAIL", f"{args.backend} sums are wrong on {device}")
     speed = f"{REDUCED_MIB} MiB in {milliseconds:.1f} ms"
     return Finding("ok", f"{rank.world_size} workers, {args.backend}: {speed}")
+
+
+def check_shared_memory(args: WorkerArgs, index: int) -> Finding:
+    """Check that NCCL has the shared memory by which GPUs of one host exchange gradients."""
+    size = shutil.disk_usage(SHARED_MEMORY).total
+    found = f"{SHARED_MEMORY} has {_gib(size)}"
+    if size >= MIN_SHARED_MEMORY or os.environ.get("NCCL_SHM_DISABLE") == "1":
+        return Finding("ok", found)
+    return Finding("warn", f"{found}, and NCCL may need {_gib(MIN_SHARED_MEMORY)}")
 
 
 def check_rendering(args: WorkerArgs, index: int) -> Finding:

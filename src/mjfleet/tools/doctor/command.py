@@ -36,6 +36,8 @@ REMEDIES: dict[Check, str] = {
     "driver fits; choose another by --gpu-ids",
     checks.check_all_reduce: "the loopback interface must be up (`ip link set lo up`) and "
     "unfiltered. For NCCL see docs/distributed.md; or --backend gloo",
+    checks.check_shared_memory: "in a container, `docker run --shm-size=1g` or `--ipc=host`; in a "
+    "pod, a volume in memory at /dev/shm; or NCCL_SHM_DISABLE=1, which is slower",
     checks.check_rendering: "only videos need it. Debian: `apt install libegl1 libgl1-mesa-dri`, "
     "or libosmesa6, and leave MUJOCO_GL unset. GPUs in a container: NVIDIA_DRIVER_CAPABILITIES=all",
     checks.check_log_root: "choose a writable folder with 1 GiB free by --log-root",
@@ -100,6 +102,8 @@ def _diagnose(config: LaunchConfig) -> Iterator[tuple[str, Finding]]:
             yield device, _make(checks.check_gpu, args, [index])
         if several:
             everyone = range(len(devices.names))
+            if backend == "nccl":
+                yield "shared memory", _make(checks.check_shared_memory, args)
             yield "all-reduce", _make(checks.check_all_reduce, args, everyone)
         chosen = os.environ.get("MUJOCO_GL")
         for device, index in firsts.items():

@@ -1,4 +1,4 @@
-"""Precision, determinism, and the cores next to a GPU."""
+"""Precision and determinism."""
 
 import subprocess
 import sys
@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.worker.gpu_settings import near_cores
-
 from ..conftest import Run, only_run, rows
 
 SETTINGS = """
 import torch
 from mjfleet.config import AgentConfig, TrainConfig
-from mjfleet.worker.gpu_settings import apply_settings
+from mjfleet.worker.torch_settings import apply_settings
 for tf32, deterministic in ((True, False), (False, True)):
     config = TrainConfig(agent=AgentConfig(tf32=tf32), deterministic=deterministic)
-    apply_settings(config, "cpu")
+    apply_settings(config)
     # The second as torch's compiler asks.
     print(torch.backends.cuda.matmul.fp32_precision, torch.get_float32_matmul_precision())
     print(torch.are_deterministic_algorithms_enabled())
@@ -29,11 +27,6 @@ def test_precision_and_determinism_are_those_of_the_flags() -> None:
     command = [sys.executable, "-c", SETTINGS]
     result = subprocess.run(command, check=True, capture_output=True, text=True)
     assert result.stdout.split() == ["tf32", "high", "False", "ieee", "highest", "True", "False"]
-
-
-def test_near_cores_are_the_allowed_ones_among_those_of_nvml() -> None:
-    assert near_cores([0b1010, 0b1], {0, 1, 2, 3, 64, 65, 200}) == {1, 3, 64}
-    assert near_cores([], {0, 1}) == set()
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("warp", marks=pytest.mark.slow)])
