@@ -17,6 +17,8 @@ from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_run
 
 from ..conftest import Run, changed, rows
+from ..launch.workers import write_noisy
+from .test_damaged_runs import everything
 from .test_resume import SIX, TASK, add_checkpoint, make_run
 
 DRY = "--dry-run"
@@ -198,3 +200,39 @@ def test_a_run_that_was_killed_at_once_begins_again_in_its_place(run: Run, tmp_p
         "killed",
         "finished",
     ]
+
+
+def test_metrics_that_are_lost_are_counted_and_a_folder_in_their_place_is_refused(
+    run: Run, tmp_path: Path
+) -> None:
+    command = ("train", TASK, *SIX, "--run-dir", "d")
+    assert run(*command).returncode == 0
+    metrics = tmp_path / "d/metrics.csv"
+    metrics.unlink()
+    metrics.mkdir()
+    before = everything(tmp_path)
+    refused = run(*changed(command, "--agent.max-iterations", "7"))
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "d/metrics.csv is a folder; it must be a file" in refused.stderr
+    assert everything(tmp_path) == before
+    metrics.rmdir()
+    for length, words in (("7", "metrics.csv lacks the rows of the last 6 iterations"), ("8", "")):
+        more = run(*changed(command, "--agent.max-iterations", length))
+        assert more.returncode == 0, more.stderr
+        assert words in more.stdout
+        assert ("lacks" in more.stdout) == bool(words)
+    # A run of its own begins without its parent's rows.
+    fork = ("--resume", "d", "--fork", "--run-dir", "e", "--agent.max-iterations")
+    assert run("train", TASK, *fork, "9").returncode == 0
+    again = run("train", TASK, "--run-dir", "e", "--agent.max-iterations", "10")
+    assert again.returncode == 0, again.stderr
+    assert "lacks" not in again.stdout
+
+
+def test_metrics_that_become_a_folder_do_not_end_a_run(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step="os.remove('d/metrics.csv'); os.mkdir('d/metrics.csv')")
+    result = run("train", "noisy", "--run-dir", "d", "--agent.max-iterations", "2")
+    assert result.returncode == 0, result.stderr
+    assert "metrics.csv: the iterations are not known: it is not a regular file" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert read_record(tmp_path / "d")["status"] == "finished"

@@ -116,9 +116,9 @@ def _fail(
 
 def draw_curves(run_dir: Path) -> None:
     """Draw what `mjfleet plot` draws of a run or a group, in a child; a failure is a warning."""
-    if max(map(completed_iterations, members_of(run_dir) or [run_dir])) < FEW_ITERATIONS:
-        return
     try:
+        if max(map(completed_iterations, members_of(run_dir) or [run_dir])) < FEW_ITERATIONS:
+            return
         with ChildProcess(python_module("mjfleet.cli.dispatcher", "plot", str(run_dir))) as child:
             code = child.wait(DRAW_SECONDS)
             if code == 0:

@@ -144,7 +144,11 @@ class RunDirectory:
 
         `status` is "finished", "stopped" or "failed"; `details` are more entries of the attempt.
         """
-        ended = {"status": status, "ended": now(), "iterations": completed_iterations(self.path)}
+        ended: dict[str, Any] = {"status": status, "ended": now()}
+        try:
+            ended["iterations"] = completed_iterations(self.path)
+        except OSError as error:
+            logger.warning("%s: the iterations are not known: %s", METRICS_FILE, error.strerror)
         kept: dict[str, Any] = {}
         if self._before is not None and (self.path / PENDING).exists():
             details["is_undone"] = True

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import checkpoints_in
 from mjfleet.runs.config_yaml import differences
 from mjfleet.runs.find_run import find_run, is_of_this_user
+from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.resume_choice import Resume, find_trained, read_run
 from mjfleet.runs.run_json import is_group
 from mjfleet.runs.run_lock import lock_again
@@ -64,7 +66,8 @@ def continue_run(
     kinds = field_kinds()
     shown = {n: both for n, both in different.items() if kinds[n] is not Kind.PLACEMENT}
     note = f"continues in place: {why}{f' ({_listed(shown)})' if shown else ''}"
-    return replace(resume, notes=(note, *changes, *resume.notes))
+    lost = _missing_rows(run_dir, resume)
+    return replace(resume, notes=(note, *changes, *lost, *resume.notes))
 
 
 def fork(named: Resume, config: TrainConfig, recorded: TrainConfig, task_folder: Path) -> Resume:
@@ -158,6 +161,21 @@ def with_teacher(config: TrainConfig, meant: str | None = None) -> TrainConfig:
     except UserError as error:
         raise UserError(f"--teacher {config.teacher}: {error}") from None
     return replace(config, agent=replace(agent, teacher=teacher))
+
+
+def _missing_rows(run_dir: Path, resume: Resume) -> tuple[str, ...]:
+    """Return a note if metrics.csv has no rows up to the checkpoint; UserError if it is a folder.
+
+    Iterations of the parent, from whose checkpoint the run began, are not in it.
+    """
+    if (run_dir / METRICS_FILE).is_dir():
+        raise UserError(f"{run_dir / METRICS_FILE} is a folder; it must be a file: move it away.")
+    before = value_at(resume.record, "parent.iteration", 0)
+    with suppress(OSError):  # What is no file of a run is refused before anything is written.
+        rows = max(completed_iterations(run_dir), before if isinstance(before, int) else 0)
+        if (missing := (resume.iteration or 0) - rows) > 0:
+            return (f"{METRICS_FILE} lacks the rows of the last {missing} iterations",)
+    return ()
 
 
 def _code_changes(resume: Resume, task_folder: Path) -> tuple[str, ...]:
