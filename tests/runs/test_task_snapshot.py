@@ -172,5 +172,6 @@ def test_commands_say_that_the_code_has_changed_and_use_it_as_it_was(
     settings.write_text(settings.read_text().replace("  swing_up: false\n", ""))
     assert "has changed since model_1.pt" in output(*resume)
     assert len([*(run_dir / "task").iterdir()]) == 2
-    one = (*play, "--as-trained", "--resume", f"{run_dir}/checkpoints/model_1.pt")
+    checkpoint = f"{run_dir}/checkpoints/model_1.pt"
+    one = ("play", "mine-balance", "--resume", checkpoint, "--episodes", "8", "--as-trained")
     assert output(*one).splitlines()[2:] == before.splitlines()[1:]
