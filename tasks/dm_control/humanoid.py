@@ -74,7 +74,7 @@ class Humanoid(SuiteEnv[HumanoidConfig]):
         return {
             "joint_angles": sim.qpos[:, 7:],
             "head_height": self._head_height().unsqueeze(1),
-            "extremities": (ways @ frame).flatten(1),
+            "extremities": (ways.unsqueeze(3) * frame.unsqueeze(1)).sum(2).flatten(1),
             "torso_vertical": self.axes("torso", "zx", "zy", "zz"),
             "com_velocity": sim.sensor("torso_subtreelinvel"),
             "velocity": sim.qvel,

@@ -142,13 +142,14 @@ def damped_least_squares(jacobian: torch.Tensor, twist: torch.Tensor) -> torch.T
     """
     # Conjugate gradients, since a solver of LAPACK's kind would wait for the device.
     identity = torch.eye(6, device=jacobian.device, dtype=jacobian.dtype)
-    square = jacobian.mT @ jacobian + DAMPING**2 * identity
+    # Sums of products, since TF32 would round a product of matrices to three digits on a GPU.
+    square = (jacobian.unsqueeze(3) * jacobian.unsqueeze(2)).sum(1) + DAMPING**2 * identity
     x, rest = torch.zeros_like(twist), twist
     way, size = rest, (rest * rest).sum(1, keepdim=True)
     for _ in range(6):
-        ahead = (square @ way.unsqueeze(2)).squeeze(2)
+        ahead = (square * way.unsqueeze(1)).sum(2)
         length = size / (way * ahead).sum(1, keepdim=True).clamp(min=1e-20)
         x, rest = x + length * way, rest - length * ahead
         size, before = (rest * rest).sum(1, keepdim=True), size
         way = rest + size / before.clamp(min=1e-20) * way
-    return (jacobian @ x.unsqueeze(2)).squeeze(2)
+    return (jacobian * x.unsqueeze(1)).sum(2)

@@ -18,7 +18,9 @@ def random_states(device: str) -> dict[str, Any]:
         "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
         "torch": torch.get_rng_state(),
     }
-    return states if device == "cpu" else states | {"cuda": torch.cuda.get_rng_state(device)}
+    if torch.device(device).type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def restore_random_states(states: dict[str, Any], device: str) -> None:
@@ -28,7 +30,7 @@ def restore_random_states(states: dict[str, Any], device: str) -> None:
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
     torch.set_rng_state(states["torch"])
-    if "cuda" in states and device != "cpu":
+    if "cuda" in states and torch.device(device).type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
 
 

@@ -93,7 +93,9 @@ class RoughVelocityEnv(VelocityEnv):
         place = self.sim.qpos[:, :3].float()
         ahead = torch.nn.functional.normalize(self.frame_of_base[:, :2, 0].float())
         left = torch.stack((-ahead[:, 1], ahead[:, 0]), dim=1)
-        points = place[:, None, :2] + self.scan @ torch.stack((ahead, left), dim=1)
+        # On a GPU, TF32 would round a product of matrices to three digits.
+        along, across = self.scan[:, :1] * ahead.unsqueeze(1), self.scan[:, 1:] * left.unsqueeze(1)
+        points = place[:, None, :2] + along + across
         return place[:, 2:] - self.ground.heights_at(points)
 
 

@@ -303,7 +303,7 @@ class VelocityEnv(Env[VelocityConfig]):
         }
 
     def other_contacts(self) -> torch.Tensor:
-        """Return how many contacts neither feet nor base have, `(num_envs,)`."""
+        """Return how many contacts with the ground neither feet nor base have, `(num_envs,)`."""
         return (self.contacts - self.fallen).squeeze(1) - self.on_ground.sum(dim=1)
 
     def terminated(self) -> torch.Tensor:
@@ -338,4 +338,4 @@ class VelocityEnv(Env[VelocityConfig]):
 
 def _turned(frame: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
     """Rotate vectors in a frame's x-y plane, `(num_envs, 2)`, into the world frame."""
-    return (frame[:, :, :2] @ flat.to(frame).unsqueeze(2)).squeeze(2)
+    return (frame[:, :, :2] * flat.to(frame).unsqueeze(1)).sum(dim=2)

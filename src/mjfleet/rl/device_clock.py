@@ -11,7 +11,7 @@ class DeviceClock:
     """Marks moments: on a GPU when it gets there, on a CPU now."""
 
     def __init__(self, device: str) -> None:
-        self._is_gpu = device != "cpu"
+        self._is_gpu = torch.device(device).type == "cuda"
         self._marks: list[Any] = []
 
     def mark(self) -> None:

@@ -44,7 +44,7 @@ class Evaluator:
         """What must be equal for returns of two evaluations to be compared."""
         self._begin_sim = env.sim.keep()
         width = 1 + len(env.reward_names) + 2 * len(env.metric_names)
-        self.nothing = self._sums(torch.full((env.num_envs, width), torch.nan))
+        self.nothing = self._sums(torch.full((env.num_envs, width), torch.nan, device=env.device))
         """What `evaluate` returns if no episode is played."""
 
     def evaluate(self, policy: Any, beat: Callable[[], object]) -> Sums:

@@ -16,7 +16,7 @@ def read_usage(device: str) -> dict[str, float]:
 
     NaN: NVML does not know.
     """
-    if device == "cpu":
+    if torch.device(device).type != "cuda":
         return {}
     handle = _handle(str(torch.cuda.get_device_properties(device).uuid))
     return {

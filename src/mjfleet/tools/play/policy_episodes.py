@@ -129,7 +129,7 @@ def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
         values[f"task/{name}"] = (over / by)[by != 0]
         means[f"task/{name}"] = over.sum() / by.sum()
     if levels := env.evaluated:
-        played = levels.of_envs.repeat(num_rows // env.num_envs).to(counts.device)[counts]
+        played = levels.of_envs.repeat(num_rows // env.num_envs)[counts]
         values |= {f"return on level {n}": returns[played == n] for n in levels.numbers}
     numbers = {}
     for name, some in values.items():
