@@ -55,6 +55,8 @@ def make(folder: Path, *changes: tuple[str, str], feet: tuple[str, ...] = FEET) 
         (("0 0 0.3235", "0 0 32.35"), "FR_foot is more than 0.03 m above the .* at 32.35 m"),
         (("0 0 0.3235", "0 0 0.25"), "FR_foot is more than 0.03 m in the ground"),
         (("</worldbody>", '<geom type="plane" size="1 1 1"/></worldbody>'), "must be 'floor'"),
+        (("</worldbody>", '<body name="hall"><geom name="floor" type="plane" size="1 1 1"/></body>'
+          "</worldbody>"), "'floor' is in the body 'hall'"),
     ],
 )  # fmt: skip
 def test_what_a_model_lacks_is_said(tmp_path: Path, change: tuple[str, str], said: str) -> None:
@@ -168,6 +170,32 @@ def test_a_robot_without_a_model_is_named() -> None:
 
     with pytest.raises(UserError, match="Foal sets no model_file"):
         Foal.make_model(VelocityConfig())
+
+
+@pytest.mark.parametrize("engine", ["native", "warp"])
+def test_a_robot_that_touches_itself_in_the_air_does_not_stand(engine: Any, tmp_path: Path) -> None:
+    collides = 'contype="0" conaffinity="1"', 'contype="1" conaffinity="1"'
+    sim = make_simulation(engine, make(tmp_path, collides), 64)
+    home = torch.as_tensor(sim.model.key("home").qpos, dtype=sim.qpos.dtype)
+    sim.qpos[:] = home
+    sim.qpos[:, 2] -= 0.01
+    seed = torch.Generator().manual_seed(1)
+    low, high = torch.as_tensor(sim.model.jnt_range[1:].T, dtype=sim.qpos.dtype)
+    sim.qpos[1:, 7:] = low + (high - low) * torch.rand(63, 12, generator=seed)
+    sim.qpos[1:, 2] = 3.0
+    sim.step()
+    names = *(f"{foot}_contact" for foot in FEET), "trunk_contact", "robot_contact"
+    found = torch.cat([sim.sensor(name) for name in names], dim=1)
+    assert found[0].tolist() == [1, 1, 1, 1, 0, 4]
+    assert not found[1:].any()
+    if engine == "native":
+        data = mujoco.MjData(sim.model)
+        touches = 0
+        for pose in sim.qpos[1:].numpy():
+            data.qpos[:] = pose
+            mujoco.mj_forward(sim.model, data)
+            touches += data.ncon > 0
+        assert touches > 0
 
 
 @pytest.mark.parametrize("engine", ["native", "warp"])

@@ -137,12 +137,14 @@ def add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> None:
     for foot in feet:
         kind = mjtObj.mjOBJ_GEOM if is_geom[foot] else mjtObj.mjOBJ_XBODY
         add(f"{foot}_linvel", mjtSensor.mjSENS_FRAMELINVEL, objtype=kind, objname=foot)
+    # The world's geoms are the ground: a robot that touches itself in the air does not stand.
+    ground = {"objtype": mjtObj.mjOBJ_BODY, "objname": "world", "intprm": FOUND}
     touched = {f"{foot}_contact": foot for foot in feet} | {"trunk_contact": base}
     for name, what in touched.items():
         kind = mjtObj.mjOBJ_GEOM if is_geom.get(what) else mjtObj.mjOBJ_BODY
-        add(name, mjtSensor.mjSENS_CONTACT, reftype=kind, refname=what, intprm=FOUND)
+        add(name, mjtSensor.mjSENS_CONTACT, reftype=kind, refname=what, **ground)
     whole = {"reftype": mjtObj.mjOBJ_XBODY, "refname": base}  # The body with all below it.
-    add("robot_contact", mjtSensor.mjSENS_CONTACT, **whole, intprm=FOUND)
+    add("robot_contact", mjtSensor.mjSENS_CONTACT, **whole, **ground)
 
 
 def add_ground(spec: mujoco.MjSpec, height: float, terrain: Terrain | None = None) -> None:
@@ -152,6 +154,8 @@ def add_ground(spec: mujoco.MjSpec, height: float, terrain: Terrain | None = Non
     robot of this height, m.
     """
     if spec.geom(FLOOR):
+        if (body := spec.geom(FLOOR).parent.name) != "world":
+            raise UserError(f"the geom {FLOOR!r} is in the body {body!r}, not in the worldbody.")
         if terrain is None:
             return
         spec.delete(spec.geom(FLOOR))
