@@ -50,6 +50,18 @@ def test_a_signal_is_raised_and_later_ones_are_ignored_once_the_block_is_left() 
     send(signal.SIGTERM)
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
+def test_one_that_the_workers_are_not_sent_is_named_where_they_announce(
+    number: signal.Signals,
+) -> None:
+    lines: list[str] = []
+    with StopRequest(say=lines.append).installed() as stop, stop.deferred(is_announced=False):
+        send(number)
+        assert stop.check() == signal.SIGTERM
+    is_passed_on = number == signal.SIGTERM
+    assert lines == ([] if is_passed_on else [f"{number.name} counts as SIGTERM"])
+
+
 def test_without_a_signal_everything_is_as_before() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopRequest().installed() as stop:

@@ -87,6 +87,8 @@ class StopRequest:
         if self._ends_from_outside or (is_first and self._is_deferred):
             if is_first and self._is_announced:
                 self._say(f"{name}: stopping after this iteration; once more stops at once")
+            elif is_first and is_user and not self._ends_from_outside:
+                self._say(f"{name} counts as SIGTERM")  # Which rank 0 is sent, and announces.
             return
         self._say(f"{name}: stopping at once")
         self._is_raised = True
