@@ -189,6 +189,17 @@ def test_lost_contacts_are_reported_and_then_have_room(run: Run, tmp_path: Path)
     assert f"{math.ceil(float(first['contacts']))} would have sufficed" in told[0]
 
 
+def test_episodes_that_end_at_once_are_told_of_in_one_line(run: Run, tmp_path: Path) -> None:
+    folder = write_noisy(tmp_path)
+    inverted = "\n    def terminated(self):\n        return self.sim.qvel[:, 0].abs() < 1e3\n"
+    (folder / "env.py").write_text(noisy_env() + inverted)
+    result = run("train", "noisy", "--agent.max-iterations", "4")
+    assert result.returncode == 0, result.stderr
+    (line,) = (line for line in result.stdout.splitlines() if "terminated()" in line)
+    assert line.startswith("warning: terminated(): episodes end after 1 of 2500 steps")
+    assert "the wrong way round?" in line
+
+
 SPOILT_RESET = "mask):\n        self.sim.qvel[:] = torch.nan"
 FAULTS = {
     "not a subclass of Env": ("env.py", "class NoisyEnv: pass"),

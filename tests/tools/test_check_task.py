@@ -12,6 +12,7 @@ from ..conftest import Run
 from .arm import (
     APPLY,
     METHODS,
+    OBSERVE,
     RESET,
     REWARDS,
     SETUP,
@@ -65,9 +66,6 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
             r"a step draws from NumPy's global",
             r"a step draws from Python's global",
             r"a step draws from torch's global",
-            r"setup\(\) or make_model\(\) draws from torch's",
-            r"setup\(\) or make_model\(\) draws from NumPy's",
-            r"setup\(\) or make_model\(\) draws from Python's",
         ],
     ),
     # Terms and actions without use.
@@ -79,8 +77,8 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
         ],
         [
             r"'effort'\]: 0 in all environments",
-            r"action columns 1 changes nothing within 20 steps: apply\(\) does nothing",
-            r"terminated\(\) is never true",
+            r"action columns 1 changes nothing within 20 steps; write sim.ctrl",
+            r"terminated\(\) was never true",
         ],
     ),
     # What is read or kept where it must not be; masses; methods that change what they are shown.
@@ -93,7 +91,7 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
             method("debug_vis", '{"a": (self.normal(3), self.normal(3))}'),
         ],
         [
-            r"reset_worlds\(\): sim.qvel follows from positions or sensors",
+            r"reset_worlds\(\): sim.qvel follows from what the last episode has left",
             r"setup\(\) changes masses: body_subtreemass .* call self.sim.set_const\(\)",
             r"rewards\(\) changes sim.qvel",
             r"debug_vis\(\) changes the random numbers that follow",
@@ -112,7 +110,7 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
             (TERM, TERM.replace("distance", "distance / distance.mean()")),
         ],
         [
-            r"sim.expand\('dof_damping'\) drifts away with each reset",
+            r"sim.expand\('dof_damping'\) follows from what the last episode has left",
             r"draws sim.mocap_pos the same for all environments",
             r"draws self.target the same for all environments",
             r"rewards\(\)\['approach'\] of an environment depends",
@@ -131,12 +129,12 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
         [
             r"vary\('body_mass', '.\*arm'\): is the same in all environments, by its range of 1.5",
             r"vary\('geom_friction', '.\*'\): changes nothing within 99 steps",
-            r"vary\('dof_frictionloss', '.\*'\): scales numbers that are 0 in the model",
+            r"vary\('dof_frictionloss', '.\*'\): is the same in all .*, since it scales zeros",
         ],
     ),
     ([(APPLY, "        action.clamp(-1.0, 1.0)\n")], [r"the actions change nothing"]),
     ([method("terminated", "self.way_to_target().norm(dim=1) < 10")],
-     [r"terminated\(\): true after 1 steps of most"]),
+     [r"terminated\(\): episodes end after 1 of 200 steps.*the wrong way round"]),
     ([after(SETUP, "self.start = self.sim.qpos.clone()"),
       ("speeds = self.sim.qpos", "speeds = self.start"),
       ("self.write(mask, self.target, target)", "self.target[:] = target")],
@@ -196,6 +194,72 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
     ([after(SETUP, "self.bonus = torch.arange(self.num_envs, device=self.device)"),
       (TERM, TERM.replace("distance", "distance * (1 + self.bonus)"))],
      [r"rewards\(\)\['approach'\] differs between environments in the same state"]),
+    # Writes that are lost, or made when the policy is shown what it sees.
+    (
+        [
+            after(OBSERVE, "self.sim.qpos[:, 0].add_(0.1)", "self.sim.sensordata.mul_(0.9)"),
+            after(RESET, "self.sim.xpos[:, 1] = 0.0", "self.write(mask, self.sim.xquat, 1.0)"),
+        ],
+        [
+            r"in observe\(\): `self.sim.sensordata.mul_.* has no effect: sim.sensordata",
+            r"in reset_worlds\(\): `self.sim.xpos.* has no effect: sim.xpos is computed",
+            r"in reset_worlds\(\): `self.write.* has no effect: sim.xquat is computed",
+            r"observe\(\) changes sim.qpos",
+        ],
+    ),
+    # Waits for the device, which are seen without one.
+    (
+        [
+            after(REWARDS, "total = sum(float(distance[i]) for i in range(2))",
+                  "least = distance.min().item()",
+                  "if (distance < 0).any():", "    total = least",
+                  "listed = distance.tolist()",
+                  "array = distance.numpy()",
+                  "near = distance[distance < 0.1]",
+                  "count = (distance < 0.1).nonzero()",
+                  "scale = torch.tensor([1.0, 2.0], device=self.device)",
+                  "ends = self.sim.qpos[:, [0, 1]]",
+                  "distance[distance < 0.0] = 0.0  # Waits for nothing."),
+            after(RESET, "self.sim.qpos[mask] = pose[0].to(self.sim.qpos)"),
+        ],
+        [
+            rf"in {method}\(\): `{code}.*waits for the device"
+            for method, code in (
+                ("<genexpr>", "total ="), ("rewards", "least ="), ("rewards", "if "),
+                ("rewards", "listed ="), ("rewards", "array ="), ("rewards", "near ="),
+                ("rewards", "count ="), ("rewards", "scale ="), ("rewards", "ends ="),
+                ("reset_worlds", "self.sim.qpos"),
+            )
+        ],
+    ),
+    # Degrees; starts that are equal.
+    ([("action.clamp(-1.0, 1.0)", "57.3 * action")],
+     [r"apply\(\): sim.ctrl columns 0, 1 is mostly beyond [34]\d times its range"]),
+    ([("-2.0, 2.0)", "-150.0, 150.0)")],
+     [r"joint shoulder at -1\d\d to 1\d\d, beyond two turns, -12.6 to 12.6; write positions in rad",
+      r"joint elbow at -1\d\d to 1\d\d, beyond its range in the model, -2.62 to 2.62"]),
+    ([(POSE, "pose = torch.ones(self.num_envs, 2)"),
+      ("self.uniform(1, -math.pi, math.pi), self.uniform(1, 0.1, 0.35)",
+       "2 * (torch.full((self.num_envs, 1), 0.3),)")],
+     [r"all episodes start in the same state"]),
+    # What outlasts an environment.
+    (
+        [
+            ("class ArmEnv", "STEPS, MEMORY = 0, {}\n\n\nclass ArmEnv"),
+            ('    model_file = "model.xml"\n', '    model_file = "model.xml"\n    count = 0\n'),
+            after(APPLY, "global STEPS", "STEPS += 1", "type(self).count += 1",
+                  'MEMORY["action"] = action.clone()'),
+        ],
+        [r"a step changes env.STEPS", r"a step changes env.MEMORY", r"a step changes ArmEnv.count"],
+    ),
+    (
+        [
+            ("class ArmEnv", "MEMORY = {}\n\n\nclass ArmEnv"),
+            after(REWARDS, "MEMORY.setdefault(id(self), []).append(distance)",
+                  "distance = distance + len(MEMORY[id(self)])"),
+        ],
+        [r"rewards\(\)\['approach'\] differs if the same steps are taken from the same state"],
+    ),
     # Shapes and exceptions.
     ([('"critic": state}', '"critic": state[:, 0]}')],
      [r"ArmEnv.observe\(\)\['critic'\] is \(32,\)"]),
@@ -230,6 +294,29 @@ def test_mistakes_are_found(check: Check, changes: list[Change], expected: list[
     missing = [each for each in expected if not any(re.search(each, text) for text in found)]
     assert not missing, found
     assert len(found) <= len(expected) + 2, found  # Few consequences are told.
+
+
+ONE_CAUSE: list[tuple[list[Change], str]] = [
+    ([("import math\n", "import math\nimport random\n"),
+      after(REWARDS, "distance = distance + random.uniform(-0.1, 0.1)")],
+     r"^a step draws from Python's global generator"),
+    ([("import Env\n", "import Delay, Env\n"), after(SETUP, "self.late = Delay(self, 2, 1, 1)"),
+      ("action.clamp", "self.late(action).clamp"),
+      method("terminated", "self.sim.qvel.norm(dim=1) < 1e3")],
+     r"^terminated\(\): episodes end after 1 of 200 steps"),
+    ([("class ArmEnv", "LAST = {}\n\n\nclass ArmEnv"),
+      after(REWARDS, 'LAST["way"] = distance + 0 * LAST.get("way", distance)',
+            'distance = LAST["way"]')],
+     r"^a step changes env.LAST"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "expected"), ONE_CAUSE)
+def test_of_a_mistake_the_cause_alone_is_told(
+    check: Check, changes: list[Change], expected: str
+) -> None:
+    (found,) = check(*changes)
+    assert re.search(expected, found), found
 
 
 def test_masses_of_a_compiled_model_and_of_an_idle_motor_are_found(check: Check) -> None:

@@ -113,6 +113,18 @@ VARIATIONS: dict[str, list[Change]] = {
         method("metrics", '{"level": self.levels.now.float()}'),
         method("debug_vis", '{"way": (self.sim.sensor("fingertip"), self.sim.xpos[:, 1])}'),
     ],
+    "failures that come late: by a count, at a time, at a high speed": [
+        after(SETUP, 'self.far = self.add_state("far")'),
+        (
+            METHODS,
+            "    def after_physics(self):\n"
+            "        self.far[:] = torch.where(self.sim.qpos[:, 0] > 1.0, self.far + 1, 0.0)\n\n"
+            "    def terminated(self):\n"
+            "        late = (self.episode_length_buf > 190) & (self.sim.qpos[:, 0] > 2.0)\n"
+            "        return late | (self.far > 150) | (self.sim.qvel.norm(dim=1) > 200.0)\n\n"
+            f"{METHODS}",
+        ),
+    ],
     "an image with a dark border": [
         after(
             OBSERVE,

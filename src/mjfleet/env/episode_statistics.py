@@ -10,6 +10,25 @@ Metrics = Mapping[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]
 Sums = dict[str, tuple[float, float]]
 """By name: a sum, and the count that it is to be divided by. Those of several ranks are added."""
 
+EARLY = 3
+"""Steps: episodes that end that soon teach nothing."""
+
+
+def early_end(length: float | None, most: int) -> list[str]:
+    """Return a hint if episodes end early.
+
+    Args:
+        length: of episodes, in steps. None: no episode has ended.
+        most: steps after which an episode times out.
+    """
+    if length is None or length > EARLY or most <= 2 * EARLY:
+        return []
+    return [
+        f"terminated(): episodes end after {length:.3g} of {most} steps, so that nothing can be "
+        "learned; is the condition the wrong way round? Let it be true only where the task has "
+        "failed, and start in reset_worlds() from states that have not (a quaternion is w, x, y, z)"
+    ]
+
 
 def means(sums: Sums) -> dict[str, float | None]:
     """Return quotients. None: the count is zero."""

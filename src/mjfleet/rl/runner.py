@@ -12,7 +12,7 @@ import torch
 
 from mjfleet.config import AgentConfig
 from mjfleet.env import Env
-from mjfleet.env.episode_statistics import Sums
+from mjfleet.env.episode_statistics import Sums, early_end
 from mjfleet.loggers.logger import Row
 from mjfleet.nan_dump.nan_guard import RolloutGuard
 from mjfleet.rl import graph_capture, rank_statistics
@@ -34,6 +34,8 @@ from mjfleet.rl.worker_phases import HeartbeatBase, Phase
 from mjfleet.sim.deferred import Deferred, first, read
 from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import check_fits
+
+HINTED = 2  # The iteration after which a hint about short episodes is due.
 
 logger = logging.getLogger(__name__)
 
@@ -333,4 +335,6 @@ class Runner:
         if is_first_rank:
             nan_resets = round(sums["nan_resets"][0])
             self.warnings = self._warnings.describe(ranks, self.env.sim.buffer_use, nan_resets)
+            if iteration == HINTED:
+                self.warnings += early_end(row["mean_episode_length"], self.env.max_episode_length)
         return row

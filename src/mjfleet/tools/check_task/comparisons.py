@@ -1,13 +1,22 @@
 """Compares environments that were built in different ways: numbers, seeds, constants, engines."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import mujoco
 import torch
 
 from mjfleet.sim.simulation import CONSTANTS, STATE_FIELDS, Simulation
 from mjfleet.tools.check_task.signals import SIGNALS, engine_warnings, not_finite
-from mjfleet.tools.check_task.subject import Finding, Outcome, Subject, columns, differs, roll
+from mjfleet.tools.check_task.subject import (
+    Finding,
+    Outcome,
+    Subject,
+    all_equal,
+    columns,
+    differs,
+    roll,
+)
 
 Build = Callable[..., Subject]
 """Builds the environment of a `rank` on MuJoCo's own engine, in GRPO groups of TWINS."""
@@ -15,75 +24,71 @@ TWINS = 2
 COMPARED_STEPS = 8
 ENGINE_STEPS = 100
 LEAK_ROUNDS = 10
-CAUSES = ("terminated()", "sim.", "rewards()", "observe()")
+SEED = (
+    "differs between two environments with the same seed and actions, so that a run cannot be "
+    "repeated; draw with self.uniform and self.normal, and use no clock and no order of a set"
+)
+AGAIN = (
+    "differs if the same steps are taken from the same state again: the task remembers something "
+    "in an object, a function or a module; declare it by self.add_state in setup()"
+)
+OTHERS = (
+    "of an environment depends on the other environments: it differs when only these are in "
+    "another state; sum, average, sort and ask any() or all() within a row (dim=1)"
+)
+TWIN = (
+    "differs between environments in the same state, with the same actions and random numbers; "
+    "let it follow from the state, self.env_ids, self.uniform and self.normal alone"
+)
 
 
 def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
-    """Find that equal seeds give unequal environments, other ranks equal ones, or twins differ.
-
-    Twins are in the same state, act the same, and draw the same random numbers.
-    """
+    """Find that equal seeds give unequal environments, other ranks equal ones, or twins differ,
+    which are in the same state, act the same, and draw the same random numbers."""
     actions = subject.actions(COMPARED_STEPS, seed=9)[:, ::TWINS].repeat_interleave(TWINS, dim=1)
     one, again, other = (roll(build(rank=rank).env, actions) for rank in (0, 0, 1))
-    if name := _first_difference(one, again):
-        yield Finding(
-            f"{name} differs between two environments with the same seed and actions, so that a "
-            "run cannot be repeated; draw with self.uniform and self.normal, and use no clock, no "
-            "order of a set and nothing that outlives an environment"
-        )
+    if found := _first_difference(one, again, SEED):
+        yield from found
         return
-    start = one["sim.qpos"][0]
-    is_drawn = bool(differs(start, start[:1].expand_as(start)).any())
-    if is_drawn and not _first_difference(one, other):
+    if not (all_equal(one["sim.qpos"][0]) or _first_difference(one, other)):
         yield Finding(
             "workers with different ranks have the same environments: no random number follows "
             "from the seed; draw with self.uniform and self.normal"
         )
     first, second = ({k: v[:, i::TWINS] for k, v in one.items()} for i in range(TWINS))
-    if name := _first_difference(first, second):
-        yield Finding(
-            f"{name} differs between environments in the same state, with the same actions and "
-            "random numbers; let it follow from the state, self.env_ids, self.uniform and "
-            "self.normal alone"
-        )
+    yield from _first_difference(first, second, TWIN)
 
 
 def leaks_between(subject: Subject) -> Iterator[Finding]:
-    """Find what changes in one half of the environments if only the other half has another state.
-
-    In every second round, these others time out too.
-    """
+    """Find what changes in one half of the environments if only the other half has another state,
+    in which these also time out in every second round; or if nothing is changed at all."""
     env, generator = subject.env, torch.Generator().manual_seed(13)
-    half = env.num_envs // 2
+    half = slice(env.num_envs // 2)
+
+    def change(number: int) -> None:
+        subject.write_random_states(generator, half)
+        if number % 2:
+            env.episode_length_buf[half] = env.max_episode_length - 1
+
     for number in range(LEAK_ROUNDS):
-        futures: list[Outcome] = []
-        for changes in (False, True):
-            subject.restore()
-            if changes:
-                subject.write_random_states(generator, slice(half))
-                if number % 2:
-                    env.episode_length_buf[:half] = env.max_episode_length - 1
-            env.sim.forward()
-            future = roll(env, subject.actions(2, seed=14 + number))
-            futures.append({name: values[:, half:] for name, values in future.items()})
-        if name := _first_difference(*futures):
-            yield Finding(
-                f"{name} of an environment depends on the other environments: it differs when only "
-                "these are in another state; sum, average, sort and ask any() or all() within a "
-                "row (dim=1), and not over environments"
-            )
+        actions = subject.actions(2, seed=14 + number)
+        one, again, other = (
+            {name: values[:, half.stop :] for name, values in subject.future(actions, do).items()}
+            for do in (None, None, partial(change, number))
+        )
+        if found := _first_difference(one, again, AGAIN) or _first_difference(one, other, OTHERS):
+            yield from found
             return
 
 
-def _first_difference(one: Outcome, other: Outcome) -> str | None:
-    """Return the name of what differs first; causes come before effects."""
+def _first_difference(one: Outcome, other: Outcome, text: str = "differs") -> list[Finding]:
+    """Return a finding about what differs first, if anything does."""
     found: list[tuple[int, int, str]] = []
-    for name, values in one.items():
+    for order, (name, values) in enumerate(one.items()):
         different = differs(values[1:], other[name][1:]).any(dim=2).any(dim=1)
         if different.any():
-            order = next(i for i, kind in enumerate(CAUSES) if name.startswith(kind))
             found.append((int(different.nonzero()[0]), order, name))
-    return min(found)[2] if found else None
+    return [Finding(f"{min(found)[2]} {text}")] if found else []
 
 
 def stale_constants(sim: Simulation) -> Iterator[Finding]:
@@ -93,13 +98,12 @@ def stale_constants(sim: Simulation) -> Iterator[Finding]:
     sim.expand("body_mass")  # Without fields of its own, no world computes anything.
     sim.set_const()
     for name, field in fields.items():
-        most = 1e-3 * before[name].abs().max() + 1e-9  # More than rounding.
-        if (field - before[name]).abs().max() > most:
+        if (field - before[name]).abs().max() > 1e-3 * before[name].abs().max() + 1e-9:  # Rounding.
             yield Finding(
-                f"make_model() or setup() changes masses: {name} and other constants of the model "
-                "still belong to the ones before. In make_model(), change a mujoco.MjSpec before "
-                "it is compiled, or call mujoco.mj_setConst(model, mujoco.MjData(model)) after a "
-                "change; in setup(), call self.sim.set_const() after the last change"
+                f"make_model() or setup() changes masses: {name} and other constants still belong "
+                "to the ones before. In make_model(), change a mujoco.MjSpec, or call "
+                "mujoco.mj_setConst(model, mujoco.MjData(model)) after a change; in setup(), call "
+                "self.sim.set_const()"
             )
             return
 
@@ -114,7 +118,13 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
     rows = list[Outcome](), list[Outcome]()
     for step, action in enumerate(one.actions(ENGINE_STEPS, seed=10)):
         if step:
-            _put_into_state(one, other)
+            source, target = one.env.sim, other.env.sim
+            for name in STATE_FIELDS:
+                getattr(target, name).copy_(getattr(source, name))
+            for name, field in source.expanded.items():
+                target.expanded[name].copy_(field)
+            other.env.load_state_dict(one.env.state_dict())
+            target.forward()
         for subject, outcomes in zip((one, other), rows, strict=True):
             row = roll(subject.env, action.unsqueeze(0)).items()
             outcomes.append({name: values[min(step, 1) :] for name, values in row})
@@ -125,15 +135,13 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
     if bad_numbers:
         return
     found: dict[tuple[int, bool, str], torch.Tensor] = {}
-    for name, values in expected.items():
-        if not values.numel():
-            continue
+    for name, values in ((name, each) for name, each in expected.items() if each.numel()):
         difference = (values - outcome[name]).abs().median(dim=1).values
         limit = 0.05 * values.std(dim=(0, 1)) + 1e-4 * values.abs().amax(dim=(0, 1)) + 1e-6
-        bad = difference > limit
+        bad = difference.masked_fill(difference <= limit, 0.0)
         if bad.any():
             step = int(bad.any(dim=1).nonzero()[0])
-            found[step, name.startswith(SIGNALS), name] = difference.masked_fill(~bad, 0)
+            found[step, name.startswith(SIGNALS), name] = bad
     if any(is_signal for _, is_signal, _ in found):
         step, _, name = first = min(found)  # Others may follow from that.
         when = f"after {step} steps" if step else "at the start"
@@ -147,20 +155,7 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
         yield Finding(
             f"{name}{columns((found[first] > 0).any(dim=0))}: differs between the engines {when}, "
             f"by up to {float(found[first].max()):.2g}; {heights * has_heights}draw random numbers "
-            "with self.uniform and self.normal, let no number depend on a dtype or a device, and "
-            "see docs/tasks.md for what each field holds when it is read",
+            "with self.uniform and self.normal, and let no number depend on a dtype or a device; "
+            "docs/tasks.md says what fields hold",
             is_sure=not has_heights,
         )
-
-
-def _put_into_state(one: Subject, other: Subject) -> None:
-    """Let the second environment continue from the state of the first, on another engine."""
-    (source, target), states = (one.env.sim, other.env.sim), other.env._states.of_envs
-    for name in STATE_FIELDS:
-        getattr(target, name).copy_(getattr(source, name))
-    for name, field in source.expanded.items():
-        target.expanded[name].copy_(field)
-    for name, tensor in one.env._states.of_envs.items():
-        states[name].copy_(tensor)
-    other.env.generator.set_state(one.env.generator.get_state())
-    target.forward()

@@ -1,8 +1,11 @@
 """What a task remembers: what is declared, what resets do to it, and who may write it."""
 
+import math
 import random
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,44 +16,45 @@ from mjfleet.env import Env
 from mjfleet.env.contract import EnvContract
 from mjfleet.env.undeclared_changes import changes, look
 from mjfleet.sim.simulation import DERIVED_FIELDS
-from mjfleet.tools.check_task.subject import (
-    Finding,
-    Outcome,
-    Subject,
-    differs,
-    is_equal_in_all,
-    roll,
-)
+from mjfleet.tools.check_task.subject import Finding, Outcome, Subject, all_equal, differs
 
-RESETS = 30  # After which a change that adds up has grown.
-GROWTH = 2.5  # Factor by which it must have grown.
 BEYOND = 0.1  # Share of a joint's range by which a start may be outside of it.
+SPINS = 4 * math.pi  # Angle at which no episode needs to start, rad.
 OFTEN = 0.05  # Share of environments in which something must be wrong before it is reported.
-WRITERS = {
-    "rewards": "after_physics()", "terminated": "after_physics()", "metrics": "after_physics()",
-    "debug_vis": "after_physics()", "commands": "reset_worlds()",
-}  # fmt: skip
-"""Methods that write nothing, and where to write instead."""
+WRITERS = ("rewards", "terminated", "metrics", "debug_vis", "commands", "observe")
+"""Methods that write nothing."""
+UNOBSERVED = ("sim.time", "sim.qpos", "sim.qvel", "sim.act")
+"""What `observe` must not write. It may move targets, and draw noise."""
 
 
-def global_generators() -> dict[str, Any]:
-    """Return what changes when the generator of torch, NumPy or Python is drawn from."""
-    states = {
+def outside(packages: Collection[str] = ()) -> dict[str, Any]:
+    """Look at what outlasts an environment: generators, variables of modules and their classes."""
+    found: dict[str, Any] = {
         "torch's": torch.get_rng_state().numpy(),
         "NumPy's": np.random.get_state(),
         "Python's": repr(random.getstate()),
     }
-    return look(states)
+    for module in [m for name, m in sys.modules.items() if name.partition(".")[0] in packages]:
+        values = [*vars(module).values()]
+        kinds = (k for k in values if isinstance(k, type) and k.__module__ == module.__name__)
+        for owner in (module, *kinds):
+            name = owner.__name__.rpartition(".")[2]
+            found |= {f"{name}.{k}": each for k, each in vars(owner).items() if k[:2] != "__"}
+    return look(found)
 
 
-def global_draws(before: dict[str, Any], where: str) -> Iterator[Finding]:
-    """Find generators that have been drawn from since; `where` names the code that did so."""
-    for owner in changes(before, global_generators()):
-        yield Finding(
-            f"{where} draws from {owner} global generator, which the learner draws from too: "
-            "workers and resumed runs would not get the numbers that they should; draw with "
-            "self.uniform and self.normal"
-        )
+def outlasting(before: dict[str, Any], now: dict[str, Any], where: str) -> dict[str, Finding]:
+    """Return, by name, what has changed between two looks; `where` names the code that did so."""
+    draws = (
+        "{} draws from {} global generator, which the learner draws from too, so that workers and "
+        "resumed runs get other numbers; draw with self.uniform and self.normal"
+    )
+    writes = (
+        "{} changes {}, a variable of a module or class, which outlasts the environment and which "
+        "no checkpoint holds; declare it by self.add_state in setup()"
+    )
+    names = changes(before, now)
+    return {k: Finding((draws if k.endswith("'s") else writes).format(where, k)) for k in names}
 
 
 def undeclared(subject: Subject) -> Iterator[Finding]:
@@ -66,24 +70,26 @@ def undeclared(subject: Subject) -> Iterator[Finding]:
 
 def misspelt_methods(subject: Subject) -> Iterator[Finding]:
     """Find methods whose name is nearly that of one which the task leaves out."""
-    absent = [name for name in vars(EnvContract) if name[0] != "_" and not subject.overrides(name)]
-    for name in sorted(set(dir(type(subject.env))) - set(dir(Env))):
+    kind, names = type(subject.env), [name for name in vars(EnvContract) if name[0] != "_"]
+    absent = [name for name in names if getattr(kind, name) is getattr(Env, name)]
+    for name in sorted(set(dir(kind)) - set(dir(Env))):
         if meant := get_close_matches(name, absent, 1, 0.85):
-            text = f"mjfleet never calls {name}(); did you mean {meant[0]}()?"
-            yield Finding(text, is_sure=False)
+            yield Finding(
+                f"mjfleet never calls {name}(); did you mean {meant[0]}()?", is_sure=False
+            )
 
 
 def written_model(subject: Subject) -> Iterator[Finding]:
     """Find fields of the simulation's model that are not as make_model() returns them."""
     env = subject.env
     made, again = (_numbers(type(env).make_model(env.cfg)) for _ in range(2))
-    if name := next(_unequal(made, again), None):
+    if names := changes(look(made), look(again)):
         yield Finding(
-            f"make_model() returns another {name} each time: workers, and runs that resume, would "
-            "not train on the same model; let random numbers in it have a fixed seed"
+            f"make_model() returns another {names[0]} each time: workers, and runs that resume, "
+            "would not train on the same model; let random numbers in it have a fixed seed"
         )
         return
-    for name in _unequal(made, _numbers(env.sim.model)):
+    for name in changes(look(made), look(_numbers(env.sim.model))):
         is_array = isinstance(made[name], np.ndarray)
         how = f"write rows of sim.expand({name!r})" if is_array else "set it in make_model()"
         yield Finding(
@@ -92,35 +98,32 @@ def written_model(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _unequal(made: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
-    for name, value in made.items():
-        if not np.array_equal(value, now[name], equal_nan=np.asarray(value).dtype.kind == "f"):
-            yield name
-
-
 def _numbers(model: Any) -> dict[str, Any]:
     """Return the numbers of a model and of its options. Engines themselves write the flags."""
-    found = {name: getattr(model, name) for name in dir(model)}
-    found = {name: each for name, each in found.items() if isinstance(each, np.ndarray)}
-    options = (name for name in dir(model.opt) if name[0] != "_" and name != "disableflags")
-    return found | {f"opt.{name}": getattr(model.opt, name) for name in options}
+    owners, kinds = {"": model, "opt.": model.opt}.items(), (np.ndarray, int, float)
+    found = {f"{at}{k}": getattr(one, k) for at, one in owners for k in dir(one) if k[0] != "_"}
+    return {k: v for k, v in found.items() if isinstance(v, kinds) and k != "opt.disableflags"}
 
 
 def who_writes(subject: Subject) -> Iterator[Finding]:
     """Find methods that write what they must not, in random states."""
     env, generator = subject.env, torch.Generator().manual_seed(16)
-    for method, better in WRITERS.items():
+    for method in WRITERS:
         subject.restore()
         subject.write_random_states(generator)
         before, numbers = subject.state(), env.generator.get_state()
-        getattr(env, method)()
+        returned = getattr(env, method)()
+        if method == "rewards":
+            env.compute(returned)
         changed = [k for k, now in subject.state().items() if differs(before[k], now).any()]
-        if not torch.equal(env.generator.get_state(), numbers):
+        if method == "observe":
+            changed = [name for name in changed if name in UNOBSERVED]
+        elif not torch.equal(env.generator.get_state(), numbers):
             changed.append("the random numbers that follow")
         if changed:
             yield Finding(
                 f"{method}() changes {changed[0]}, and is also called at other times than once in "
-                f"a step; write it in {better}"
+                "a step; write it in apply(), after_physics() or reset_worlds()"
             )
 
 
@@ -141,11 +144,9 @@ def reset_leaks(subject: Subject) -> Iterator[Finding]:
 
 
 def stale_reads(subject: Subject) -> Iterator[Finding]:
-    """Find that a first state follows from positions or sensors of the episode before.
-
-    `reset_worlds` runs again with other numbers where it would read these.
-    """
-    env, outcomes = subject.env, []
+    """Find what `reset_worlds` computes from positions or sensors, which are not yet those of the
+    new state, or from a field of `expand`: it runs again with other numbers there."""
+    env, one = subject.env, dict[str, torch.Tensor]()
     derived = [getattr(env.sim, name) for name in DERIVED_FIELDS if name in vars(env.sim)]
     for by in (0.0, 0.25, -40.0):
         subject.restore()
@@ -153,108 +154,91 @@ def stale_reads(subject: Subject) -> Iterator[Finding]:
         env._states.reset(subject.everywhere)
         for field in derived:
             field.add_(by)
+        for field in env.sim.expanded.values():
+            field.mul_(1 + 0.01 * by)
+        before = subject.state()
         env.reset_worlds(subject.everywhere)
-        outcomes.append(subject.state())
-    for name in outcomes[0]:
-        if any(bool(differs(outcomes[0][name], other[name]).any()) for other in outcomes[1:]):
-            yield Finding(
-                f"reset_worlds(): {name} follows from positions or sensors that it reads: these "
-                "are still those of the episode that has ended, and are computed anew only after "
-                "reset_worlds(); compute it from what you write to sim.qpos, or keep it in "
-                "end_episode() if it belongs to that episode"
-            )
-            return
+        one = one or subject.state()
+        for name, now in subject.state().items():
+            if (differs(one[name], now) & differs(before[name], now)).any():  # A reset writes it.
+                yield Finding(
+                    f"reset_worlds(): {name} follows from what the last episode has left, such as "
+                    "sensors that are not yet new, or values whose changes add up; compute it from "
+                    "what you write to sim.qpos, from a copy made in setup(), or in end_episode()"
+                )
+                return
 
 
 def variations(subject: Subject) -> Iterator[Finding]:
-    """Find what drifts with each reset, and what varies but is equal in all environments."""
-    env, sim = subject.env, subject.env.sim
-    by_vary = {place.name for one in env.variations for place in one.places}
-    fields = {f"sim.expand({name!r})": name for name in sim.expanded}
-    own = {key: torch.as_tensor(sim.of_model(name)).to(sim.qpos) for key, name in fields.items()}
-
-    def distances() -> dict[str, float]:
-        """Return the mean distance of each field from that of the model."""
-        now = subject.state()
-        return {key: float((now[key] - one).abs().mean()) for key, one in own.items()}
-
+    """Find what varies from reset to reset, but is equal in all environments."""
+    env = subject.env
+    by_vary = {f"sim.expand({place.name!r})" for one in env.variations for place in one.places}
     env._reset(subject.everywhere)
-    early = distances()
-    for _ in range(RESETS):
-        env._reset(subject.everywhere)
-    for key, late in distances().items():
-        if early[key] > 1e-6 * own[key].abs().mean() and late > GROWTH * early[key]:
-            yield Finding(
-                f"{key} drifts away with each reset: a new value is drawn from the last one; keep "
-                "a copy of the first values in setup(), and vary that"
-            )
-    before = subject.state() | own
+    before = subject.state() | {
+        f"sim.expand({name!r})": torch.as_tensor(env.sim.of_model(name))
+        for name in env.sim.expanded
+    }
     env._reset(subject.everywhere)
-    for key, now in subject.state().items():
-        is_new = fields.get(key) not in by_vary and bool(differs(now, before[key]).any())
-        if is_new and is_equal_in_all(now):
+    equal = {key: now for key, now in subject.state().items() if all_equal(now)}
+    for key, now in equal.items():
+        if key not in by_vary and differs(now, before[key].to(now)).any():
             yield Finding(
                 f"setup() or reset_worlds(): draws {key} the same for all environments; draw "
                 "(num_envs, size) numbers with self.uniform or self.normal"
             )
+    if len(equal) == len(subject.state()):
+        yield Finding(
+            "reset_worlds(): all episodes start in the same state, so that a policy knows no other "
+            "one; draw positions and velocities with self.uniform or self.normal",
+            is_sure=False,
+        )
 
 
 def idle_variations(subject: Subject, actions: torch.Tensor) -> Iterator[Finding]:
-    """Find calls of `vary` with the same numbers everywhere, or without an effect.
-
-    Half of the environments start in random states, and all take the `actions`.
-    """
+    """Find calls of `vary` with the same numbers everywhere, or without an effect on what the
+    `actions` lead to, in half of the environments from random states."""
     env = subject.env
     outcome: Outcome = {}
 
-    def future() -> Outcome:
-        """Return what the actions lead to, and restore the state."""
-        half = slice(env.num_envs // 2)
-        subject.write_random_states(torch.Generator().manual_seed(17), half)
-        found = {name: values[1:] for name, values in roll(env, actions).items()}
-        subject.restore()
-        return found
+    def begin(undo: Callable[[], object] = lambda: None) -> None:
+        undo()
+        subject.write_random_states(torch.Generator().manual_seed(17), slice(env.num_envs // 2))
 
     for one in env.variations:
         now = torch.cat([place.field.index_select(1, place.at) for place in one.places], dim=1)
         own = torch.cat([place.own.flatten() for place in one.places])
-        is_wide = one.low < one.high
-        if not differs(now, own.expand_as(now)).any():
-            if is_wide:
-                yield Finding(f"{one}: scales numbers that are 0 in the model; add or set them")
+        is_idle, is_wide = not differs(now, own.expand_as(now)).any(), one.low < one.high
+        if is_idle or (all_equal(now) and not one.shared):
+            why = "since it scales zeros" if is_idle else f"by its range of {one.range}"
+            text = f"{one}: is the same in all environments, {why}; widen it, add or set numbers"
+            if is_wide or not is_idle:
+                yield Finding(f"{text}, or write shared=True if that is meant", is_sure=is_wide)
             continue
-        if is_equal_in_all(now) and not one.shared:
+        outcome = outcome or subject.future(actions, begin)
+        without = subject.future(actions, partial(begin, one.undo))
+        if all(torch.equal(outcome[name][1:], other[1:]) for name, other in without.items()):
             yield Finding(
-                f"{one}: is the same in all environments, by its range of {one.range}; widen it, "
-                "or change the model, or write shared=True if that is meant",
-                is_sure=is_wide,
-            )
-            continue
-        outcome = outcome or future()
-        one.undo()
-        if all(torch.equal(outcome[name], other) for name, other in future().items()):
-            yield Finding(
-                f"{one}: changes nothing within {len(actions)} steps; see which names `mjfleet "
-                "tasks` shows. Where two geoms touch, the larger friction counts, or that of the "
-                "geom with the higher priority",
+                f"{one}: changes nothing within {len(actions)} steps; `mjfleet tasks` shows names. "
+                "Where geoms touch, the larger friction counts, or that of the higher priority",
                 is_sure=False,
             )
 
 
 def first_states(subject: Subject) -> Iterator[Finding]:
-    """Find starts with joints beyond their limits."""
+    """Find starts with joints beyond their limits, or turned around several times."""
     env = subject.env
     env._reset(subject.everywhere)
     model, qpos = env.sim.model, env.sim.qpos.double().cpu()
-    for joint in np.flatnonzero(model.jnt_limited):
-        low, high = (float(end) for end in model.jnt_range[joint])
+    for joint in np.flatnonzero(model.jnt_limited | (model.jnt_type == mjtJoint.mjJNT_HINGE)):
+        is_limited = bool(model.jnt_limited[joint])
+        low, high = model.jnt_range[joint] if is_limited else (-SPINS, SPINS)
         values, slack = qpos[:, model.jnt_qposadr[joint]], BEYOND * (high - low)
         beyond = (values < low - slack) | (values > high + slack)
         if model.jnt_type[joint] != mjtJoint.mjJNT_BALL and beyond.double().mean() > OFTEN:
             yield Finding(
                 f"reset_worlds(): episodes start with joint {model.joint(joint).name or joint} at "
-                f"{float(values.min()):.3g} to {float(values.max()):.3g}, beyond its range of "
-                f"{low:.3g} to {high:.3g} in the model, so that it is thrown back; write positions "
-                "in rad or m within it, or mend the range: degrees, unless the model has "
-                '<compiler angle="radian"/>'
+                f"{float(values.min()):.3g} to {float(values.max()):.3g}, beyond "
+                f"{'its range in the model' if is_limited else 'two turns'}, {low:.3g} to "
+                f"{high:.3g}; write positions in rad or m (the model has degrees, unless it has "
+                '<compiler angle="radian"/>)'
             )

@@ -1,8 +1,11 @@
 """An environment under examination, which acts and goes back to an earlier state."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from traceback import FrameSummary
 from typing import Any
 
 import torch
@@ -48,6 +51,13 @@ class Subject:
             restore()
         restore_random_states(self._host, str(self.env.device))
 
+    def future(self, actions: torch.Tensor, change: Callable[[], object] | None = None) -> Outcome:
+        """Return what the actions lead to from the state that was kept, or from a change of it."""
+        self.restore()
+        if change:
+            change()
+        return roll(self.env, actions)
+
     def check(self, check: Callable[..., Iterator[Finding]], *arguments: Any) -> list[Finding]:
         """Return what a check finds, and undo what it does to the environment."""
         self.keep()
@@ -55,9 +65,11 @@ class Subject:
         self.restore()
         return findings
 
-    def overrides(self, method: str) -> bool:
-        """Return whether the task has written a method itself."""
-        return getattr(type(self.env), method) is not getattr(Env, method)
+    def packages(self) -> set[str]:
+        """Return the names of the packages that the classes of the environment are of."""
+        kinds = type(self.env).__mro__
+        modules = (kind.__module__ for kind in kinds[: kinds.index(Env)])
+        return {module.partition(".")[0] for module in modules} - {"mjfleet"}
 
     def actions(self, steps: int, seed: int = 0) -> torch.Tensor:
         """Return what an untrained policy would do, `(steps, num_envs, number of actions)`."""
@@ -65,17 +77,12 @@ class Subject:
         noise = torch.randn(steps, env.num_envs, env.num_actions, generator=generator)
         return (self.agent.actor.distribution.init_std * noise).to(env.device)
 
-    def declared(self) -> dict[str, torch.Tensor]:
-        """Return the state that the task has declared, by name."""
-        found = self.env._states.of_envs.items()
-        return {k: v for k, v in found if k[0] != "_" and k not in OF_FRAMEWORK}
-
     def state(self) -> dict[str, torch.Tensor]:
         """Return copies of all state: the simulation's, fields of `expand`, what is declared."""
-        sim = self.env.sim
+        sim, states = self.env.sim, self.env._states.of_envs.items()
         found = {f"sim.{name}": getattr(sim, name) for name in STATE_FIELDS}
         found |= {f"sim.expand({name!r})": field for name, field in sim.expanded.items()}
-        found |= {f"self.{name}": tensor for name, tensor in self.declared().items()}
+        found |= {f"self.{k}": each for k, each in states if k[0] != "_" and k not in OF_FRAMEWORK}
         return {name: tensor.clone() for name, tensor in found.items()}
 
     def write_random_states(self, generator: torch.Generator, worlds: slice = slice(None)) -> None:
@@ -92,25 +99,34 @@ class Subject:
             if not model.jnt_limited[joint]:
                 high = 4 * math.pi if kind == mjtJoint.mjJNT_HINGE else size
                 low = -high
+            value = uniform(
+                {mjtJoint.mjJNT_FREE: 7, mjtJoint.mjJNT_BALL: 4}.get(kind, 1), low, high
+            )
             if kind == mjtJoint.mjJNT_FREE:
-                place = uniform(3, -size, size) + sim.qpos[:, at : at + 3].cpu()
-                value = torch.cat((place, uniform(4, -1.0, 1.0)), dim=1)
-            else:
-                value = uniform(4 if kind == mjtJoint.mjJNT_BALL else 1, low, high)
-            if kind in (mjtJoint.mjJNT_FREE, mjtJoint.mjJNT_BALL):
+                value[:, :3] += sim.qpos[:, at : at + 3].cpu()
+            if value.shape[1] > 1:
                 value[:, -4:] = torch.nn.functional.normalize(value[:, -4:], dim=1)
             sim.qpos[worlds, at : at + value.shape[1]] = value.to(sim.qpos)[worlds]
         speed = 10.0 ** uniform(1, -1.0, 1.0) * torch.randn(count, model.nv, generator=generator)
         sim.qvel[worlds] = speed.to(sim.qvel)[worlds]
         sim.forward()
 
-    def from_random_states(self, rounds: int) -> Outcome:
-        """Step once from each of so many random states."""
-        generator, outcomes = torch.Generator().manual_seed(3), list[Outcome]()
-        for action in self.actions(rounds, seed=4):
-            self.restore()
+    def from_random_states(self, rounds: int, is_late: bool = False) -> Outcome:
+        """Step once from each of so many random states; if late, in an episode's last step, or at
+        high speeds with large numbers in what is declared, by turns."""
+        generator = torch.Generator().manual_seed(3)
+
+        def change(number: int) -> None:
             self.write_random_states(generator)
-            outcomes.append(roll(self.env, action.unsqueeze(0)))
+            if is_late and number % 2 == 0:
+                self.env.episode_length_buf.fill_(self.env.max_episode_length - 1)
+            elif is_late:
+                numbers = self.env.sim.qvel, *self.env._states.of_envs.values()
+                for each in filter(torch.is_floating_point, numbers):
+                    each.add_(1e3 * torch.rand_like(each))
+
+        actions = enumerate(self.actions(rounds, seed=4).unsqueeze(1))
+        outcomes = [self.future(action, partial(change, number)) for number, action in actions]
         self.restore()
         return {name: torch.cat([o[name][1:] for o in outcomes]) for name in outcomes[0]}
 
@@ -132,11 +148,12 @@ def roll(env: Env[Any], actions: torch.Tensor) -> Outcome:
         return {f"sim.{name}": kept(getattr(env.sim, name)) for name in (*STATE, "ctrl")}
 
     def row(state: Outcome, failed: torch.Tensor) -> Outcome:
-        groups: Any = env.get_observations().items()
-        found = {f"observe()[{name!r}]": kept(group) for name, group in groups}
+        # Causes come before effects.
         terms = zip(env.reward_names, env.terms, strict=True)
+        found = {"terminated()": kept(failed)} | state
         found |= {f"rewards()[{name!r}]": kept(term) for name, term in terms}
-        return found | state | {"terminated()": kept(failed)}
+        groups: Any = env.get_observations().items()
+        return found | {f"observe()[{name!r}]": kept(group) for name, group in groups}
 
     states = [state()]
     rows = [row(states[0], torch.zeros_like(env.episode_length_buf))]
@@ -151,6 +168,11 @@ def roll(env: Env[Any], actions: torch.Tensor) -> Outcome:
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
+def place(frame: FrameSummary) -> str:
+    """Return a line of code with its place."""
+    return f"{os.path.relpath(frame.filename)}:{frame.lineno}, in {frame.name}(): `{frame.line}`"
+
+
 def columns(chosen: torch.Tensor) -> str:
     """Return the first ten of the chosen columns as text; nothing if there is only one column."""
     numbers = [str(number) for number in chosen.nonzero().flatten().tolist()]
@@ -163,6 +185,6 @@ def differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return ~one.double().isclose(other.double(), rtol=1e-5, atol=1e-7, equal_nan=True)
 
 
-def is_equal_in_all(values: torch.Tensor) -> bool:
+def all_equal(values: torch.Tensor) -> bool:
     """Return whether all environments have the same values `(num_envs, ...)`."""
     return not bool(differs(values, values[:1].expand_as(values)).any())

@@ -1,0 +1,72 @@
+"""Sees each operation of torch that a task's code starts: waits for the device, lost writes."""
+
+import sys
+from traceback import FrameSummary
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mjfleet.env.undeclared_changes import address
+from mjfleet.sim.simulation import ACCELERATION_FIELDS, DERIVED_FIELDS
+from mjfleet.tools.check_task.subject import Subject, place
+
+aten = torch.ops.aten
+INDEXING = {aten.index.Tensor, aten.index_put_.default}
+READING = {
+    aten.is_nonzero.default, aten.repeat_interleave.self_Tensor, aten.where.default,
+    aten.resolve_conj.default,  # A part of tolist() and numpy().
+}  # fmt: skip
+"""Operations that need numbers of the device on the host, as those with one of TAGS do."""
+TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Watch(TorchDispatchMode):
+    """Finds mistakes that single operations are, on any device, while it is entered."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self._sim, self._packages = subject.env.sim, subject.packages()
+        self.texts: dict[str, None] = {}  # Each of them once.
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do an operation; note what is wrong with it if the task's code has started it."""
+        text = _waits(func, args) * (
+            "waits for the device: it reads numbers of a tensor, or brings some there, such as a "
+            "list, or has a mask as an index. Write torch.where(mask, new, old) in place of `if` "
+            "and masks, and make constant tensors in setup(), those of indices too"
+        )
+        if name := self._computed(func, args, kwargs or {}):
+            text = f"has no effect: sim.{name} is computed from sim.qpos and sim.qvel; write these"
+        if text and (line := self._own_line()):
+            self.texts[f"{line} {text}"] = None
+        return func(*args, **(kwargs or {}))
+
+    def _computed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
+        """Return which field is written that the engine computes."""
+        target: Any = args[0] if torch.Tag.inplace in func.tags else kwargs.get("out")
+        fields = vars(self._sim) if isinstance(target, torch.Tensor) else {}
+        names = (name for name in (*DERIVED_FIELDS, *ACCELERATION_FIELDS) if name in fields)
+        return next((name for name in names if address(fields[name]) == address(target)), None)
+
+    def _own_line(self) -> str | None:
+        """Return the task's line that has started the operation; None: the simulation has."""
+        frame = sys._getframe(2)
+        while frame and not (module := frame.f_globals["__name__"]).startswith("mjfleet.sim."):
+            if module.partition(".")[0] in self._packages:
+                code = frame.f_code
+                return place(FrameSummary(code.co_filename, frame.f_lineno, code.co_name))
+            frame = frame.f_back
+        return None
+
+
+def _waits(func: Any, args: Any) -> bool:
+    """Return whether an operation waits for the device, or would do so if that were a GPU."""
+    if func in INDEXING:
+        return any(at is not None and at.dtype in (torch.bool, torch.uint8) for at in args[1])
+    if func in (aten.lift_fresh.default, aten.one_hot.default):
+        # torch.tensor, except for a number; without a number of classes.
+        return (
+            args[0].ndim > 0 if func is aten.lift_fresh.default else max(args[1:], default=-1) < 0
+        )
+    return func in READING or not TAGS.isdisjoint(func.tags)
