@@ -1,6 +1,6 @@
 """What an exported policy tells a robot."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mujoco
@@ -82,6 +82,33 @@ def test_actuators_are_described_in_the_order_of_actions(env: LegEnv) -> None:
     assert known["control_rate"] == 100.0
     assert known["observations"] == [{"name": "speeds", "size": 8}, {"name": "actor", "size": 9}]
     assert (known["observation_size"], known["action_size"]) == (17, 3)
+
+
+TORQUES: dict[str, Callable[[float, float, float, float, float, float], float]] = {
+    "position": lambda kp, kv, gear, control, q, v: gear * (kp * (control - gear * q)
+                                                            - kv * gear * v),
+    "velocity": lambda _, kv, gear, control, q, v: gear * kv * (control - gear * v),
+    "damper": lambda _, kv, gear, control, q, v: -gear * kv * control * gear * v,
+    "motor": lambda _, kv, gear, control, q, v: gear * control,
+}  # fmt: skip
+"""The torque of an actuator by its kind, as docs/deploy.md gives it."""
+GAINS = {"position": 'kp="20" kv="3"', "velocity": 'kv="3"', "damper": 'kv="3" ctrlrange="0 1"'}
+
+
+@pytest.mark.parametrize("kind", TORQUES)
+def test_the_torque_follows_from_what_is_exported(kind: str) -> None:
+    actuator = f'<{kind} name="one" joint="knee" gear="-2" {GAINS.get(kind, "")}/>'
+    start, end = MODEL.index("<actuator>"), MODEL.index("</actuator>")
+    text = f"{MODEL[:start]}<actuator>{actuator}{MODEL[end:]}".replace("actuatorfrcrange", "user")
+    env = build(text)
+    known = describe(env, ("actor",))
+    assert known["actuator_kinds"] == [kind]
+    q, v, control = 0.3, 0.5, 0.7
+    data = mujoco.MjData(env.sim.model)
+    data.qpos[-1], data.qvel[-1], data.ctrl[0] = q, v, control
+    mujoco.mj_forward(env.sim.model, data)
+    kp, kv, gear = (known[name][0] or 0.0 for name in ("kp", "kv", "gear"))
+    assert data.qfrc_actuator[-1] == pytest.approx(TORQUES[kind](kp, kv, gear, control, q, v))
 
 
 TRANSMISSIONS = """

@@ -103,20 +103,38 @@ def _actuator(model: mujoco.MjModel, i: int) -> dict[str, Any]:
     key = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, HOME)
     has_pose = joint is not None and key >= 0
     gear = model.actuator_gear[model.actuator_outadr[i], :axes].tolist()
-    # The force of a position actuator is kp (ctrl - length) - kv velocity.
-    gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
-    kinds = (model.actuator_gaintype[i], model.actuator_biastype[i])
-    is_affine = kinds == (mjtGain.mjGAIN_FIXED, mjtBias.mjBIAS_AFFINE)
-    is_position = is_affine and gain[0] == -bias[1] != 0
+    actuator_kind, kp, kv = _gains(model, i)
     return {
         "actuator_names": model.actuator(i).name,
+        "actuator_kinds": actuator_kind,
         "joint_names": None if joint is None else model.joint(joint).name,
         "default_pose": float(model.key_qpos[key, model.jnt_qposadr[joint]]) if has_pose else None,
-        "kp": float(gain[0]) if is_position else None,
-        "kv": float(0.0 - bias[2]) if is_position else None,
+        "kp": kp,
+        "kv": kv,
         "gear": gear[0] if axes == 1 else gear or None,
         "torque_limits": _torque_limits(model, i, kind, gear[0]) if axes == 1 else None,
     }
+
+
+def _gains(model: mujoco.MjModel, i: int) -> tuple[str, float | None, float | None]:
+    """Return the kind of an actuator, by MuJoCo's name of its element, with its kp and kv.
+
+    Its force is gain * control + bias, each of which may be affine in length and velocity.
+    """
+    gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
+    kinds = (model.actuator_gaintype[i], model.actuator_biastype[i])
+    if kinds == (mjtGain.mjGAIN_FIXED, mjtBias.mjBIAS_AFFINE):
+        if gain[0] == -bias[1] != 0:
+            is_integrated = model.actuator_dyntype[i] == mjtDyn.mjDYN_INTEGRATOR
+            kind = "intvelocity" if is_integrated else "position"
+            return kind, float(gain[0]), float(0.0 - bias[2])
+        if gain[0] == -bias[2] != 0 == bias[1]:
+            return "velocity", None, float(gain[0])
+    if kinds == (mjtGain.mjGAIN_AFFINE, mjtBias.mjBIAS_NONE) and gain[0] == gain[1] == 0:
+        return "damper", None, float(0.0 - gain[2])
+    if kinds == (mjtGain.mjGAIN_FIXED, mjtBias.mjBIAS_NONE) and gain[0] == 1:
+        return "motor", None, None
+    return "general", None, None
 
 
 def _torque_limits(model: mujoco.MjModel, i: int, kind: mjtTrn, gear: float) -> list[float] | None:
