@@ -36,7 +36,7 @@ KINDS = {
     "fixed": ("reach", 4), "hand": ("pose", 10), "cart": ("pose", 4), "closed": ("pose", 4),
 }  # fmt: skip
 """The kind of task of each robot, and its number of actions."""
-MARKS = {"legged": "(RoughVelocityEnv", "reach": "data.site(", "pose": "speeds = rng"}
+MARKS = {"legged": "(RoughVelocityEnv", "reach": "places that the motors", "pose": "self.wheels ="}
 """What only the environment of a kind has."""
 FEET = ("FR", "FL", "RR", "RL")
 
@@ -468,7 +468,33 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
     ),
     "does not compile": (
         "robot.xml", text_of("robot.xml", QUADRUPED.replace('size="0.03"', 'size="-1"', 1)),
-        "size 0 must be positive in geom .*line 7"
+        "geom . of the body `FR_hip`, line 7: size 0 must be positive in geom"
+    ),
+    "two robots": (
+        "robot.xml", text_of("robot.xml", TWO), "2 robots .* 'body', 'palm'; --robot names one"
+    ),
+    "a link without mass": (
+        "robot.urdf",
+        text_of("robot.urdf", re.sub("<inertial>.*?</inertial>", "", CART, count=1, flags=re.S)),
+        "the body `chassis`: it moves, and needs a mass and an inertia above 0, as <inertial>"
+    ),
+    "a joint of a link that is not there": (
+        "robot.urdf", text_of("robot.urdf", CART.replace('child link="wheel1"', 'child link="w"')),
+        "the joint `wheel1_joint`: its child is the link `w`, which is not there"
+    ),
+    "links of one name": (
+        "robot.urdf", text_of("robot.urdf", CART.replace('"wheel1"', '"wheel0"')),
+        "there are 2 links named `wheel0`"
+    ),
+    "a joint that follows none": (
+        "robot.urdf", text_of("robot.urdf", CART.replace('<child link="wheel1"/>',
+                              '<child link="wheel1"/><mimic joint="j"/>')),
+        "the joint `wheel1_joint` mimics the joint `j`, which is not there"
+    ),
+    "an actuator of a joint that is not there": (
+        "robot.xml", text_of("robot.xml", QUADRUPED.replace("</mujoco>",
+                             '<actuator><motor name="m" joint="j"/></actuator></mujoco>')),
+        "the actuator `m`, line .*: unknown transmission target 'j'"
     ),
     "another encoding": (
         "robot.xml",
@@ -489,7 +515,6 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
                 'size="1 1 1"/><geom name="floor" type="box" size="1 1 1"/>')),
         "the geom `floor` is not the ground, a plane that does not move"
     ),
-    "two robots": ("robot.xml", text_of("robot.xml", TWO), "2 robots .* 'body', 'palm'"),
     "no joint": (
         "robot.urdf", text_of("robot.urdf", f"<robot name='a'>{PELVIS}</robot>"),
         "no body has a joint"
@@ -577,6 +602,20 @@ def test_what_cannot_be_read_is_one_message_and_leaves_nothing(
     change(folder)
     monkeypatch.chdir(folder)
     assert re.search(message, refusal("new-task", "robot", "--from", file))
+
+
+def test_a_flag_names_the_robot_that_is_meant(tmp_path: Path, refusal: Refusal) -> None:
+    third = '<body name="third"><joint name="third"/><geom size="1"/></body></worldbody>'
+    motor = '<actuator><motor joint="third"/></actuator>'
+    three = TWO.replace("</worldbody>", third + motor)
+    Path("robot.xml").write_text(three)
+    message = refusal("new-task", "hand", "--from", "robot.xml", "--robot", "hand")
+    assert "--robot is 'hand'; it must be one of body, palm, third" in message
+    assert "--robot chooses a robot of a file" in refusal("new-task", "hand", "--robot", "palm")
+    assert run_here("new-task", "hand", "--from", "robot.xml", "--robot", "palm") == 0
+    model = model_of(tmp_path / "tasks/hand")
+    assert model.nu == model.nq == 10
+    assert "Is the robot `third` needed?" in (tmp_path / "tasks/hand/README.md").read_text()
 
 
 def test_a_folder_that_cannot_hold_all_files_is_removed(tmp_path: Path, refusal: Refusal) -> None:

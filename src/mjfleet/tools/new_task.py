@@ -34,6 +34,9 @@ class NewTaskArguments(Checked):
     """Name of the task and of its folder, such as `my-robot`."""
     from_: Annotated[PathText, tyro.conf.arg(name="from", metavar="FILE")] = None
     """Model of a robot of your own, MJCF or URDF, to make the task for. It is copied."""
+    robot: Annotated[str | None, tyro.conf.arg(metavar="BODY")] = None
+    """With `--from`: the robot that the task is for, where the file has several; the body of it
+    that is on the world."""
     tasks_dir: Folder = "tasks"
     """Folder in which the task's folder is made."""
 
@@ -46,6 +49,8 @@ def new_task(arguments: Sequence[str]) -> int:
             f"the name is {name!r}; it must have at most 100 letters, digits, dashes and "
             "underscores, and begin with a letter."
         )
+    if parsed.robot is not None and parsed.from_ is None:
+        raise UserError("--robot chooses a robot of a file, and needs --from.")
     known = discover(os.environ, parsed.tasks_dir if root.is_dir() else None).tasks
     if name in known:
         raise UserError(f"there is a task `{name}` already, in {known[name].folder}.")
@@ -62,7 +67,8 @@ def new_task(arguments: Sequence[str]) -> int:
             import_mujoco()
             from mjfleet.tools.from_model.write import write_task
 
-            lines = write_task(Path(parsed.from_), folder, name, class_name, commands)
+            file = Path(parsed.from_)
+            lines = write_task(file, folder, name, class_name, commands, parsed.robot)
     except OSError as error:
         raise UserError(f"{folder} cannot be made: {error.strerror}") from None
     for line in (*lines, "\nNext", *(f"  {command}" for command in commands)):

@@ -8,6 +8,7 @@ import numpy as np
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import HOME, check_joints
 from mjfleet.parts.variation import position_actuators
+from mjfleet.tools.from_model.random_poses import largest_inertia, reach
 from mjfleet.tools.from_model.robot import BALL, Robot
 
 WIDTH, SLIDE_WIDTH = 0.25, 0.01
@@ -32,7 +33,7 @@ def drive(robot: Robot) -> bool:
         Whether there are new ones.
     """
     spec, model, assumed = robot.spec, robot.model, list[str]()
-    old = {int(model.actuator_trnid[i, 0]): i for i in range(model.nu)}
+    old = {int(model.actuator_trnid[i, 0]): i for i in range(model.nactuator)}
     is_legged = robot.is_free and robot.has_legs
     has_wheels = bool(robot.stands) and not robot.has_legs
     if model.nu and not (is_legged and sorted(old) == robot.joints):
@@ -40,18 +41,18 @@ def drive(robot: Robot) -> bool:
     with suppress(UserError):
         check_joints(model, robot.base)
         return False  # mjfleet.legged can use the actuators as they are.
-    chosen = _independent(robot)
+    chosen, inertia = _independent(robot), largest_inertia(robot)
     for actuator in list(spec.actuators):
         spec.delete(actuator)
     for joint in chosen:
         name, has_range = model.joint(joint).name, bool(model.jnt_limited[joint])
-        if not (torque := _torque_of_file(model, joint, old.get(joint))):
-            torque = _torque_guess(robot, joint)
+        if not (torque := torque_of_file(model, joint, old.get(joint))):
+            torque = torque_guess(robot, joint)
             assumed.append(f"`{name}` {torque:g}")
         new = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         new.forcelimited, new.forcerange = True, (-torque, torque)
         new.ctrllimited = not is_legged
-        new.ctrlrange = model.jnt_range[joint] if has_range else (-np.pi, np.pi)
+        new.ctrlrange = model.jnt_range[joint] if has_range else reach(model, joint)
         if has_wheels and not has_range:
             new.set_to_velocity(kv=4 * torque / WHEEL_SPEED)
             new.ctrlrange = (-WHEEL_SPEED, WHEEL_SPEED)
@@ -61,7 +62,10 @@ def drive(robot: Robot) -> bool:
             new.set_to_position(kp, **({"kv": kv} if is_damped else {"dampratio": 0.5}))
         else:
             is_slide = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE
-            new.set_to_position(torque / (SLIDE_WIDTH if is_slide else WIDTH), dampratio=0.5)
+            kp = torque / (SLIDE_WIDTH if is_slide else WIDTH)
+            # What stands on legs has nearly one inertia; what folds, as arms do, many.
+            critical = 2 * (kp * inertia[model.jnt_dofadr[joint]]) ** 0.5
+            new.set_to_position(kp, **({"dampratio": 0.5} if is_legged else {"kv": critical}))
     instead = f" in place of {len(old)} others" if old else ""
     speed = f", for up to {WHEEL_SPEED} rad/s of wheels" if has_wheels else ""
     limbs = robot.stands if has_wheels else []
@@ -69,30 +73,54 @@ def drive(robot: Robot) -> bool:
         names = ", ".join(f"`{model.joint(j).name}`" for j in turning)
         robot.questions.append(f"Are {names} wheels? They are driven as such, without ranges.")
     spec.key(HOME).ctrl = []
-    robot.added.append(f"{len(chosen)} actuators{instead}, with gains from their limits{speed}")
+    number = f"{len(chosen)} actuators" if len(chosen) > 1 else "1 actuator"
+    robot.added.append(f"{number}{instead}, with gains from their limits{speed}")
     if assumed:
         torques = ", ".join(assumed)
         robot.questions.append(f"What torque (N·m, N) has each motor? From masses: {torques}.")
-    if others := [f"`{model.joint(j).name}`" for j in robot.joints if j not in chosen]:
+    followed = followers(model)
+    others = [f"`{model.joint(j).name}`" for j in robot.joints if j not in {*chosen, *followed}]
+    if others:
         robot.questions.append(f"Which joints have motors? {', '.join(others)} have none here.")
+    if pairs := [
+        f"`{model.joint(j).name}` follows `{model.joint(k).name}`" for j, k in followed.items()
+    ]:
+        robot.questions.append(f"Is it right that {', '.join(pairs)}? It has no motor of its own.")
     robot.look()
     return True
 
 
-def _independent(robot: Robot) -> list[int]:
-    """Return the joints that can have a motor: those that follow no other and, where loops are
-    closed, only the first of each limb."""
-    model = robot.model
+def followers(model: mujoco.MjModel) -> dict[int, int]:
+    """Return the joints that equality constraints let follow another joint, with that joint."""
     is_joint = (model.eq_type == mujoco.mjtEq.mjEQ_JOINT) & (model.eq_active0 > 0)
-    joints = {limb.joints[0] for limb in robot.limbs} if robot.is_closed else {*robot.joints}
-    joints -= {*model.eq_obj1id[is_joint].tolist()}
+    pairs = model.eq_obj1id[is_joint].tolist(), model.eq_obj2id[is_joint].tolist()
+    return {joint: other for joint, other in zip(*pairs, strict=True) if other >= 0}
+
+
+def _independent(robot: Robot) -> list[int]:
+    """Return the joints that can have a motor: as many as the constraints let move independently,
+    those near the base first, and none that follows another."""
+    model, data, followed = robot.spec.compile(), mujoco.MjData(robot.model), followers(robot.model)
+    model.opt.jacobian = mujoco.mjtJacobian.mjJAC_DENSE
+    mujoco.mj_resetDataKeyframe(model, data, 0)
+    mujoco.mj_forward(model, data)
+    is_equality = data.efc_type == mujoco.mjtConstraint.mjCNSTR_EQUALITY
+    rows, chosen = list(data.efc_J.reshape(-1, model.nv)[is_equality]), list[int]()
+    joints = {j for j in robot.joints if model.jnt_type[j] != BALL} - {*followed}
     joints -= {*np.flatnonzero(passive(model)).tolist()}
-    if not (chosen := [j for j in sorted(joints) if model.jnt_type[j] != BALL]):
+    depths = {j: limb.joints.index(j) for limb in robot.limbs for j in limb.joints}
+    rank = np.linalg.matrix_rank(np.array(rows)) if rows else 0
+    for joint in sorted(joints, key=lambda j: (depths[j], j)):
+        tried = [*rows, np.eye(model.nv)[model.jnt_dofadr[joint]]]
+        if (more := np.linalg.matrix_rank(np.array(tried), 1e-6)) > rank:
+            rows, rank = tried, more
+            chosen.append(joint)
+    if not chosen:
         raise UserError("there is no joint that an actuator could move.")
-    return chosen
+    return sorted(chosen)
 
 
-def _torque_of_file(model: mujoco.MjModel, joint: int, actuator: int | None) -> float:
+def torque_of_file(model: mujoco.MjModel, joint: int, actuator: int | None) -> float:
     """Return the largest torque that the file lets a joint's motor give, 0 if it says none."""
     if model.jnt_actfrclimited[joint] or actuator is None:
         return float(model.jnt_actfrcrange[joint, 1])
@@ -102,7 +130,7 @@ def _torque_of_file(model: mujoco.MjModel, joint: int, actuator: int | None) -> 
     return float(abs(model.actuator_gear[actuator, 0]) * most)
 
 
-def _torque_guess(robot: Robot, joint: int) -> float:
+def torque_guess(robot: Robot, joint: int) -> float:
     """Return the torque or force that a joint's motor needs, 2 g m r: twice what holds the mass m
     that it moves at the radius of gyration r, and for legs and wheels half of the robot."""
     model = robot.model

@@ -2,23 +2,19 @@
 
 import mujoco
 import numpy as np
-from mujoco.minimize import Verbosity, least_squares
 
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import FLOOR, HOME, add_ground, add_sensors
 from mjfleet.parts.variation import position_actuators
-from mjfleet.tools.from_model.actuators import drive, passive
-from mjfleet.tools.from_model.robot import BALL, Limb, Robot
-
-ON_TWO, ON_MORE = 0.95, 0.7
-"""Height of the hips above the feet, by that of straight legs, of robots with two legs and with
-more: as a G1 and a Go1 begin."""
-LEAST_OFF = 0.01
-"""How far from its place a foot may be after legs were bent, by the height of the hips."""
+from mjfleet.tools.from_model.actuators import drive
+from mjfleet.tools.from_model.control_ranges import limit_controls
+from mjfleet.tools.from_model.home_pose import write_home
+from mjfleet.tools.from_model.physics_step import longest_step
+from mjfleet.tools.from_model.robot import Robot
 
 
-def complete(robot: Robot) -> None:
-    """Add what is missing to a robot's spec.
+def add_missing_parts(robot: Robot, chosen: str | None = None) -> None:
+    """Add to a robot's spec what a task needs and it lacks. Leave out the robots beside `chosen`.
 
     Raises:
         UserError: the model has no robot, or more than one, or nothing that can be driven.
@@ -27,39 +23,27 @@ def complete(robot: Robot) -> None:
     for kind, elements in (("body", robot.spec.bodies[1:]), ("joint", robot.spec.joints)):
         for number, element in enumerate(elements):
             element.name = element.name or f"{kind}_{number}"  # Actuators and messages name them.
+    if chosen is not None:
+        robot.keep_only(chosen)
     _add_scene(robot)
     robot.look()
     _let_it_stand(robot)
     _separate(robot)
-    _pose(robot)
+    write_home(robot)
     is_new, key = drive(robot), robot.spec.key(HOME)
     if is_new or len(key.ctrl) != robot.model.nu:
         key.ctrl = robot.data.actuator_length * position_actuators(robot.model)
     _add_sensors(robot)
+    robot.look()
+    limit_controls(robot)
     option, fast = robot.spec.option, mujoco.mjtIntegrator.mjINT_IMPLICITFAST
     if option.integrator != fast:
         option.integrator = fast
         robot.added.append("the integrator `implicitfast`, with which dampers allow longer steps")
-    if option.timestep == 0.002 and (step := _step(robot)) != option.timestep:  # MuJoCo's own.
+    if (step := longest_step(robot)) != option.timestep:
         option.timestep = step
         robot.added.append(f"a physics step of {1000 * step:g} ms, which is short enough for it")
-    if not (robot.feet or robot.model.actuator_ctrllimited.all()):
-        robot.questions.append("What are the ranges of controls? Those without use -1 to 1.")
-    robot.look()
-
-
-def _step(robot: Robot) -> float:
-    """Return a physics step, s, with which controllers do not swing up: at most 5 ms with legs."""
-    model = robot.model
-    on_joint = position_actuators(model) & (
-        model.actuator_trntype <= int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)
-    )
-    kp = (model.actuator_gainprm[:, 0] * model.actuator_gear[:, 0] ** 2)[on_joint]
-    dofs = model.jnt_dofadr[model.actuator_trnid[on_joint, 0]]
-    # A spring without damping swings up from kp / mass = 4 / step**2 on.
-    fastest = float((kp * model.dof_invweight0[dofs]).max(initial=0.0))
-    steps = (0.005, 0.002, 0.001) if robot.feet and not robot.is_closed else (0.002, 0.001)
-    return next((step for step in steps if fastest * step**2 < 3), 0.0005)
+        robot.look()
 
 
 def _add_scene(robot: Robot) -> None:
@@ -145,80 +129,6 @@ def _separate(robot: Robot) -> None:
         robot.added.append("`contype` 0 of the robot's geoms, so that it does not touch itself")
     elif bits != {(0, 1)}:
         robot.questions.append("Which of its own parts may it touch? Here, those of the file.")
-
-
-def _pose(robot: Robot) -> None:
-    """Write the pose `home`, the file's, or all joints at 0 or the nearest end of their range and
-    legs bent, with these on the ground, and others that move freely a little above it."""
-    spec, model, key = robot.spec, robot.model, robot.spec.key(HOME)
-    pose = robot.data.qpos.copy()
-    if key is None:
-        key = spec.add_key(name=HOME)
-        limited = (model.jnt_limited > 0) & (model.jnt_type > BALL)
-        places = model.jnt_qposadr[limited]
-        pose[places] = np.clip(pose[places], *model.jnt_range[limited].T)
-        robot.added.append(f"the keyframe `{HOME}`")
-        joints = "joints are at 0 or a limit"
-        if robot.is_free and robot.has_legs:
-            is_bent = _bend_legs(robot, pose)
-            joints = f"{'legs are bent, other' if is_bent else 'bend legs;'} {joints}"
-        robot.questions.append(f"In which pose does it begin? In `{HOME}`, {joints}.")
-    key.qpos = pose
-    robot.look()
-    if not robot.is_free:
-        floor = spec.geom(FLOOR)
-        floor.pos = (*floor.pos[:2], floor.pos[2] + min(0.0, robot.lowest))
-    elif robot.stands or robot.lowest < 0:
-        gap = 0.0 if robot.has_legs else 0.005
-        pose[model.jnt_qposadr[model.body_jntadr[robot.root]] + 2] += gap - robot.lowest
-        if abs(robot.lowest) > 0.01:
-            robot.added.append(f"{-robot.lowest:+.3f} m to the height of the robot in `{HOME}`")
-    key.qpos = np.round(pose, 4)
-    robot.look()
-
-
-def _bend_legs(robot: Robot, pose: np.ndarray) -> bool:
-    """Bend legs in `pose`, so that feet stay below the places where they are with joints at 0.
-
-    Returns:
-        False, and `pose` is as it was, if joints have no limits, or theirs do not tell how knees
-        bend, or loops are closed.
-    """
-    model, data, is_passive = robot.model, mujoco.MjData(robot.model), passive(robot.model)
-    if robot.is_closed or not all(model.jnt_limited[limb.joints].all() for limb in robot.stands):
-        return False
-    share, bent = ON_TWO if len(robot.stands) == 2 else ON_MORE, pose.copy()
-    for limb in robot.stands:
-        joints = [joint for joint in limb.joints if not is_passive[joint]]
-        places, (low, high) = model.jnt_qposadr[joints], model.jnt_range[joints].T
-
-        def foot(
-            angles: np.ndarray, flat: float, limb: Limb = limb, places: np.ndarray = places
-        ) -> np.ndarray:
-            data.qpos[:] = pose
-            data.qpos[places] = angles
-            mujoco.mj_kinematics(model, data)
-            place = data.geom_xpos[limb.low].mean(axis=0)
-            return np.concatenate((place, flat * data.xmat[limb.end, 6:8]))
-
-        start = np.clip(0.8 * pose[places] + 0.1 * (low + high), low, high)
-        for flat in (0.3, 0.0) if len(joints) > 3 else (0.0,):  # An ankle keeps the sole flat.
-            goal = foot(np.zeros(len(places)), flat)
-            length = data.xanchor[limb.joints[0], 2] - goal[2]
-            goal[2] += (1 - share) * length
-
-            def off(angles: np.ndarray, foot=foot, goal=goal, start=start, flat=flat) -> np.ndarray:
-                rows = [(*(foot(each, flat) - goal), *(1e-3 * (each - start))) for each in angles.T]
-                return np.array(rows).T
-
-            found, _ = least_squares(start, off, (low, high), verbose=Verbosity.SILENT)
-            if np.abs(foot(found, flat) - goal)[:3].max() < LEAST_OFF * length:
-                bent[places] = found
-                break
-        else:
-            return False
-    pose[:] = bent
-    return True
 
 
 def _add_sensors(robot: Robot) -> None:

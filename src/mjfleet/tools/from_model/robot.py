@@ -39,6 +39,20 @@ class Robot:
     tool: str = ""
     """The site that an arm brings to a target."""
 
+    def keep_only(self, chosen: str) -> None:
+        """Leave out all robots but the body `chosen`, with the actuators and sensors on them.
+
+        Raises:
+            UserError: there is no such robot.
+        """
+        names = list(_roots(self.spec.compile()))
+        if chosen not in names:
+            raise UserError(f"--robot is {chosen!r}; it must be one of {', '.join(names)}.")
+        for name in names:
+            if name != chosen:
+                self.spec.delete(self.spec.body(name))
+                self.questions.append(f"Is the robot `{name}` needed? It is left out.")
+
     def look(self) -> None:
         """Compile the spec, which has ground, and look at its robot in the pose of its keyframe or,
         without any, in that where all joints are at 0.
@@ -118,11 +132,18 @@ class Robot:
 
 
 def _only_root(model: mujoco.MjModel) -> int:
-    bodies = model.jnt_bodyid[model.jnt_type != FREE]
-    roots = np.unique(model.body_rootid[bodies]).tolist()
+    roots = _roots(model)
     if not roots:
         raise UserError("no body has a joint other than a free one; there is nothing to move.")
     if len(roots) > 1:
-        names = ", ".join(repr(model.body(root).name) for root in roots)
-        raise UserError(f"there are {len(roots)} robots with joints, the bodies {names}; name one.")
-    return roots[0]
+        names = ", ".join(repr(name) for name in roots)
+        raise UserError(
+            f"there are {len(roots)} robots with joints, the bodies {names}; --robot names one."
+        )
+    return next(iter(roots.values()))
+
+
+def _roots(model: mujoco.MjModel) -> dict[str, int]:
+    """Return the bodies on the world with joints, other than a free one, in what they hold."""
+    bodies = model.jnt_bodyid[model.jnt_type != FREE]
+    return {model.body(root).name: root for root in np.unique(model.body_rootid[bodies]).tolist()}

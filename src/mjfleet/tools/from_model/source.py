@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element
 import mujoco
 
 from mjfleet.errors import UserError
+from mjfleet.tools.from_model.refusals import check_urdf, in_a_sentence
 from mjfleet.tools.from_model.robot import Robot
 
 ENCODING = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([\w.-]+)""")
@@ -38,8 +39,9 @@ def read_robot(file: Path, target: Path) -> Robot:
     mujoco.set_mju_user_warning(warnings.append)
     try:
         if "<robot" in (text := _read(file)):
-            mujoco.MjSpec.from_string(text)  # Refuses mistakes with the lines of the file.
             urdf = ElementTree.fromstring(PREFIX.sub(r"\1.", text))
+            check_urdf(urdf)
+            mujoco.MjSpec.from_string(text)  # Refuses mistakes with the lines of the file.
             is_fixed = urdf.find("link[@name='world']") is not None
             if not is_fixed:
                 questions += _stand_on_world(urdf)
@@ -52,7 +54,7 @@ def read_robot(file: Path, target: Path) -> Robot:
             spec = mujoco.MjSpec.from_file(str(file))
             _refuse_outside(file, file.parent.resolve())
     except (ValueError, ElementTree.ParseError) as error:
-        raise UserError(f"{file}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{file}: {in_a_sentence(error)}") from None
     _copy_assets(spec, file, target)
     questions += [f"Is this meant? {' '.join(text.split())}" for text in warnings]
     return Robot(spec, questions, is_fixed)

@@ -11,7 +11,9 @@ import mujoco
 from mjfleet.errors import UserError
 from mjfleet.legged.mirror import foot_images, joint_images
 from mjfleet.legged.scene import make_robot
-from mjfleet.tools.from_model.complete import complete
+from mjfleet.tools.from_model.goals import write_goals
+from mjfleet.tools.from_model.missing_parts import add_missing_parts
+from mjfleet.tools.from_model.refusals import in_a_sentence
 from mjfleet.tools.from_model.robot import Robot
 from mjfleet.tools.from_model.source import read_robot
 
@@ -23,11 +25,17 @@ SUMMARIES = {
 
 
 def write_task(
-    file: Path, folder: Path, name: str, class_name: str, commands: Sequence[str]
+    file: Path,
+    folder: Path,
+    name: str,
+    class_name: str,
+    commands: Sequence[str],
+    chosen: str | None = None,
 ) -> list[str]:
     """Write the task `folder` from a model, and return the lines that say what was done.
 
-    Everything is made elsewhere first, so that a model that cannot be used leaves nothing.
+    Everything is made elsewhere first, so that a model that cannot be used leaves nothing. Of
+    several robots in the model, the body `chosen` is the one that the task is for.
 
     Raises:
         UserError: the model cannot be used; the message names the line or the element.
@@ -39,13 +47,15 @@ def write_task(
         place.mkdir()
         robot = read_robot(file, place)
         try:
-            complete(robot)
+            add_missing_parts(robot, chosen)
             text = robot.spec.to_xml().replace(f"{place}/", "")
             (place / "model.xml").write_text(text, encoding="utf-8")
             mujoco.MjModel.from_xml_path(str(place / "model.xml"))
             values = _values(robot, place / "model.xml", name)
+            if values["kind"] != "legged":
+                values["numbers"] = write_goals(robot, place / "goals.csv")
         except (UserError, ValueError) as error:
-            text = " ".join(str(error).replace(f"{place}/", "").split())
+            text = in_a_sentence(error, robot.spec).replace(f"{place}/", "")
             raise UserError(f"{file}: {text}") from None
         values |= {"Class": class_name, "file": file.name, "commands": commands, "folder": folder}
         loader = jinja2.FileSystemLoader(Path(__file__).with_name("templates"))
