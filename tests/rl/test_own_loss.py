@@ -180,6 +180,14 @@ def a_step_later(alg: Any, minibatch: Minibatch) -> torch.Tensor:
     return alg.actor.get_latent(seen)[(minibatch.samples + alg.storage.num_envs) % len(seen)]
 
 
+def test_a_loss_may_evaluate_the_policy_at_the_observations_themselves() -> None:
+    def same(alg: Any, minibatch: Minibatch) -> torch.Tensor:
+        seen = alg.storage.observations.flatten(0, 1)
+        return alg.actor.get_latent(seen[minibatch.samples])
+
+    make_runner(type("Loss", (PPO,), ends_at(same)))
+
+
 def writes(name: str, change: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
     """Return a loss that changes a field of its minibatch in place."""
 

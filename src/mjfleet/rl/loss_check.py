@@ -108,19 +108,22 @@ def _check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
 
 def _check_distribution(alg: Any, minibatch: Minibatch) -> None:
     """Raise UserError if the loss ends with the actor's distribution at other observations."""
-    actor, inputs = alg.actor, minibatch.actor_inputs
+    actor = alg.actor
 
     def parameters() -> list[torch.Tensor]:
         return [p.detach().clone() for p in actor.output_distribution_params]
 
-    # All steps of the rollout have the same observations: without this, a sample would be equal to
-    # its neighbours. No value becomes negative, or greater than 1, by it.
-    inputs.lerp_(torch.full_like(inputs, 0.5), torch.rand_like(inputs) * 0.2)
+    # All steps of the rollout have the same observations, so that a sample would be equal to its
+    # neighbours. Values between 0 and 1 stay there.
+    for group in alg.storage.observations.values():
+        for step in group if group.is_floating_point() else ():
+            step.lerp_(step.new_tensor(0.5), torch.rand_like(step) * 0.2)
+    alg.minibatches.fill()
     alg.loss(minibatch)
     left, expected = parameters(), []
     with torch.no_grad():
         for _ in range(2):
-            actor.distribution.update(actor.mlp(inputs))
+            actor.distribution.update(actor.mlp(minibatch.actor_inputs))
             expected.append(parameters())
     is_random = not all(map(_are_close, *expected))  # As with dropout.
     has_shape = [p.shape for p in left] == [p.shape for p in minibatch.distribution]
