@@ -5,6 +5,7 @@ torch takes seconds.
 """
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from mjfleet.config import AgentConfig, EnvConfig, TrainConfig
     from mjfleet.env import Env
     from mjfleet.errors import UserError
+
+if "torch" not in sys.modules:  # It reads this when it is imported.
+    # By default OpenMP's threads spin while they wait for each other. Where other processes want
+    # the cores, they spin through their time slices, and an update can take ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 MODULES = {
     "AgentConfig": "config",
@@ -46,11 +52,9 @@ def __getattr__(name: str) -> Any:
         return version(__name__)
     if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mjfleet.utils.mujoco_import import import_mujoco
-    from mjfleet.utils.user_folders import have_user_folders
+    from mjfleet.worker.thread_limits import prepare
 
-    have_user_folders(os.environ)
-    import_mujoco()
+    prepare()
     return getattr(import_module(f"mjfleet.{MODULES[name]}"), name)
 
 

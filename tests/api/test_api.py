@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 
 import mjfleet
 from mjfleet.api.choose_task import as_flags, choose_task
+from mjfleet.api.in_process import check_waiting
 from mjfleet.config import AgentConfig, PPOConfig
 from mjfleet.utils.wait_until import wait_until
 
@@ -311,6 +312,44 @@ def test_iterate_applies_the_settings_of_torch(monkeypatch: pytest.MonkeyPatch) 
     finally:
         torch.use_deterministic_algorithms(False)
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_iterate_reads_no_checkpoint_beside_it_and_leaves_torchs_threads(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (here / "best.pt").write_bytes(b"of another run")
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        settings = {"env": {"num_envs": 4}, "agent": {"max_iterations": 1}, "gpu_ids": None}
+        (iteration,) = mjfleet.iterate("cartpole-balance", **settings)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert iteration.runner.best_return is None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("first", "policy"), [("", "PASSIVE"), ("torch", "None")])
+def test_threads_wait_without_spinning_unless_torch_comes_first(first: str, policy: str) -> None:
+    code = f"import os, sys; sys.modules[{first!r}] = None; import mjfleet; "
+    environ = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code} print(os.environ.get('OMP_WAIT_POLICY'))"],
+        env=environ, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{policy}\n"
+
+
+def test_what_makes_threads_wait_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    check_waiting.cache_clear()
+    for _ in range(2):
+        mjfleet.make("cartpole-balance", num_envs=2, device="cpu").close()
+    (record,) = caplog.records
+    assert "import mjfleet first, or set OMP_WAIT_POLICY=PASSIVE before" in record.message
 
 
 def test_an_agent_that_is_given_whole_may_have_fields_without_effect() -> None:

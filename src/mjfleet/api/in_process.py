@@ -1,11 +1,15 @@
 """`mjfleet.make` and `mjfleet.iterate`: an environment, and the training loop, in this process."""
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mjfleet.api.choose_task import Config, choose_task
 from mjfleet.config import TrainConfig
@@ -27,6 +31,8 @@ from mjfleet.runs.starting_point import begin_from, with_teacher
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.worker.near_cores import use_near_cores
 from mjfleet.worker.torch_settings import apply_settings
+
+logger = logging.getLogger(__name__)
 
 OF_TRAIN = frozenset(field.name for field in fields(LaunchConfig)) - {
     *("gpu_ids", "cpu_threads", "engine", "numa", "deterministic", "total_envs", "total_steps"),
@@ -134,12 +140,13 @@ def iterate(
         apply_settings(config)
         size = config.agent.algorithm.envs_per_group
         env = build_env(found, config, plan.engine, device, threads, group_size=size)
+        stack.callback(torch.set_num_threads, torch.get_num_threads())  # Training changes it.
         runner = Runner(env, config.agent, device, threads, found.load)
         if start:
             state = read_checkpoint(start.policy)
             take_networks(runner, start.policy, state, str(config.init_from))
         runner.alg.take_teacher(config.agent)
-        checkpointer = Checkpointer(runner, found.name, Path(), keep=None)
+        checkpointer = Checkpointer(runner, found.name, None, keep=None)
         for row in runner.iterations(lambda: None):
             yield Iteration(runner.current_learning_iteration, row, runner, checkpointer)
 
@@ -153,11 +160,23 @@ def _choose(
     """
     if wrong := [name for name in changes if name in OF_TRAIN]:
         raise UserError(f"{wrong[0]}: only `mjfleet.train` or the command `train` can do that.")
+    check_waiting()
     found, chosen = choose_task(task, name, config, changes)
     devices = choose_devices(chosen, os.environ)
     if len(devices.names) > 1:
         raise UserError("gpu_ids: this process has one worker, so one device.")
     return found, chosen, [devices]
+
+
+@cache
+def check_waiting() -> None:
+    """Warn once if torch has been imported without OMP_WAIT_POLICY, which it has read by then."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        logger.warning(
+            "torch was imported before mjfleet, so its threads spin while they wait. Beside other "
+            "programs this is several times as slow: import mjfleet first, or set "
+            "OMP_WAIT_POLICY=PASSIVE before Python starts."
+        )
 
 
 def _gpu_ids(device: str) -> Any:

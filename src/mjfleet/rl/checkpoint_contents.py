@@ -29,20 +29,22 @@ class Checkpointer:
         self,
         runner: Runner,
         task: str,
-        folder: Path,
+        folder: Path | None,
         keep: int | None,
         worlds: bool = True,
         task_hash: str = "",
     ) -> None:
-        """Write into `folder`.
+        """Write into `folder`; None: `packed` alone is called.
 
         If `folder` holds a BEST, its return is the best so far. `keep`: how many others are kept
         (None: all). `worlds`: whether they hold environments and random states of all ranks.
         `task_hash`: of the task's code, see task_snapshot.py.
         """
         self._runner, self._task, self._task_hash = runner, task, task_hash
-        self._schedule = files.CheckpointSchedule(folder, runner.agent.save_interval, keep)
         self._keeps_worlds = worlds
+        if folder is None:
+            return
+        self._schedule = files.CheckpointSchedule(folder, runner.agent.save_interval, keep)
         if (folder / BEST).exists():
             try:
                 best = files.read_checkpoint(folder / BEST).get(OWN) or {}

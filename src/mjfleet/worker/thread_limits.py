@@ -19,9 +19,6 @@ THRESHOLDS = {
 def prepare() -> None:
     """Prepare this process; call it before anything imports torch or mujoco."""
     have_user_folders(os.environ)
-    # By default OpenMP's threads spin while they wait for each other. Where other processes want
-    # the cores, they spin through their time slices, and an update can take ten times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # rsl_rl imports GitPython, which otherwise fails without a git command.
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
     # torch makes this folder when it is imported, by default among temporary files.
