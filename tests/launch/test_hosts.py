@@ -56,6 +56,21 @@ def test_a_slurm_allocation_of_several_nodes_names_the_hosts() -> None:
             choose_hosts(LaunchConfig(), inside | {"SLURM_JOB_NODELIST": too_many})
 
 
+def test_a_step_of_srun_names_its_own_hosts() -> None:
+    job = {"SLURM_JOB_NODELIST": "n[1-3].invalid", "SLURM_JOB_NUM_NODES": "3"}
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1"}
+    step |= {"SLURM_STEP_NODELIST": "n2.invalid"}
+    assert choose_hosts(LaunchConfig(), job | step) == [LOCALHOST]
+    assert choose_hosts(LaunchConfig(hosts=["slurm"]), job | step) == ["n2.invalid"]
+    wide = job | step | {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[2-3].invalid"}
+    assert choose_hosts(LaunchConfig(), wide) == ["n2.invalid", "n3.invalid"]
+    with pytest.raises(UserError, match=r"SLURM_STEP_NODELIST=n\[2"):
+        choose_hosts(LaunchConfig(), wide | {"SLURM_STEP_NODELIST": "n[2"})
+    # The shell of `salloc` is a step too, on one node of the job.
+    shell = job | step | {"SLURM_STEP_ID": str(0xFFFFFFFA)}
+    assert choose_hosts(LaunchConfig(), shell) == [f"n{i}.invalid" for i in (1, 2, 3)]
+
+
 def test_variables_travel_and_their_values_are_not_recorded() -> None:
     environ = {"WANDB_API_KEY": "k", "MUJOCO_GL": "egl", "HOME": "/home/me", "TOKEN": "t"}
     environ |= {"MJFLEET_PARENT": "7", "NCCL_DEBUG": "WARN"}

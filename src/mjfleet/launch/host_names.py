@@ -1,4 +1,4 @@
-"""Names of the run's hosts: --hosts, or SLURM's node list. Runs in the launcher."""
+"""Names of the run's hosts: --hosts, or SLURM's list of nodes. Runs in the launcher."""
 
 import socket
 from collections.abc import Mapping
@@ -10,6 +10,9 @@ from mjfleet.errors import UserError
 from mjfleet.worker.rank_environment import Rank
 
 LOCALHOST = "localhost"  # The one host of a run without --hosts, also in names of log files.
+MAX_STEP_ID = 0xFFFFFFF0
+"""SLURM_MAX_NORMAL_STEP_ID of slurm.h: the number of a step that srun has started is lower. A batch
+script, and the shell of `salloc`, are steps with higher numbers, on one node."""
 
 
 def temporary_name(pid: int) -> str:
@@ -33,7 +36,7 @@ def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
         return [LOCALHOST]
     # A process that srun has started beside others starts no workers on other nodes.
     is_alone = environ.get("SLURM_STEP_NUM_TASKS", "1") == "1"
-    is_wide = is_alone and environ.get("SLURM_JOB_NUM_NODES", "1") != "1"
+    is_wide = is_alone and environ.get(f"{_slurm_scope(environ)}_NUM_NODES", "1") != "1"
     if names == ["slurm"] or (is_wide and not names):
         names = _slurm_hosts(environ)
     here = [name for name in names if is_here(name)]
@@ -62,8 +65,15 @@ def is_here(name: str) -> bool:
     return False
 
 
+def _slurm_scope(environ: Mapping[str, str]) -> str:
+    """Return how the names of SLURM's variables begin: those of srun's step, or of the job."""
+    number = environ.get("SLURM_STEP_ID", "")
+    return "SLURM_STEP" if number.isdecimal() and int(number) < MAX_STEP_ID else "SLURM_JOB"
+
+
 def _slurm_hosts(environ: Mapping[str, str]) -> list[str]:
-    nodes = environ.get("SLURM_JOB_NODELIST")
+    variable = f"{_slurm_scope(environ)}_NODELIST"
+    nodes = environ.get(variable)
     if nodes is None:
         raise UserError("--hosts slurm: this is no SLURM allocation; salloc or sbatch makes one.")
     # Only this needs the package, which a machine with few packages may lack.
@@ -72,10 +82,10 @@ def _slurm_hosts(environ: Mapping[str, str]) -> list[str]:
     try:
         names = expand_hostlist(nodes)
     except BadHostlist as error:
-        raise UserError(f"--hosts slurm: SLURM_JOB_NODELIST={nodes}: {error}") from None
+        raise UserError(f"--hosts slurm: {variable}={nodes}: {error}") from None
     if len(names) > MAX_HOSTS:
         raise UserError(
-            f"--hosts slurm: SLURM_JOB_NODELIST={nodes} are {len(names)} hosts; at most "
+            f"--hosts slurm: {variable}={nodes} are {len(names)} hosts; at most "
             f"{MAX_HOSTS} can take part."
         )
     return names
