@@ -2,12 +2,14 @@
 
 import os
 import signal
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from mjfleet.cli.train import train
 from mjfleet.errors import UserError
+from mjfleet.runs.run_json import read_record
 from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE, TESTS, Run, Start, copy_task
@@ -49,6 +51,30 @@ def test_a_length_in_iterations_replaces_a_files_length_in_steps(
     assert " 7\n" in capsys.readouterr().out
     with pytest.raises(UserError, match="give one"):
         train(["cartpole-balance", *SMALL, *both, "--total-steps", "9", "--dry-run"])
+
+
+def test_runs_that_start_in_one_second_share_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here every second of the next minute is taken by another run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHRUNX_LOG_DIR", "logs")
+    now = datetime.now()
+    taken = [
+        Path("logs", (now + timedelta(seconds=second)).isoformat(timespec="seconds"))
+        for second in range(60)
+    ]
+    for folder in taken:
+        folder.mkdir(parents=True)
+    one = ("--gpu-ids", "None", "--max-restarts", "1", "--run-dir", "run")
+    for iterations in (1, 2):
+        length = ("--agent.max-iterations", str(iterations))
+        assert train(["cartpole-balance", *SMALL[:4], *one, *length]) == 0
+        made = sorted(set(Path("logs").iterdir()) - {*taken})
+        assert len(made) == iterations
+        assert "building" in (made[-1] / "localhost[0].log").read_text()
+    assert not any(any(folder.iterdir()) for folder in taken)
+    assert read_record(Path("run"))["iterations"] == 2
 
 
 def test_a_signal_while_git_runs_leaves_nothing(tmp_path: Path, start: Start) -> None:

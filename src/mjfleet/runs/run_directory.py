@@ -54,6 +54,10 @@ class Attempt:
     is_restart: bool = False
 
 
+class _LogsExist(FileExistsError):
+    """The log folder of this second is that of another attempt, perhaps of another run."""
+
+
 class RunDirectory:
     """The directory of a run that is about to start or to continue.
 
@@ -81,7 +85,7 @@ class RunDirectory:
         """Make the directory of a new run; --run-dir may be a folder that holds no run.
 
         `log_folder` is that of the workers' output. UserError if a folder cannot be made or
-        written, FileExistsError if another run has taken the name.
+        written, FileExistsError if another run has taken the name, or that of the log folder.
         """
         made = make_folder(path, "--run-dir" if attempt.config.run_dir else "--log-root")
         if path not in made and not attempt.config.run_dir:
@@ -104,7 +108,8 @@ class RunDirectory:
     ) -> Self:
         """Open the directory of a run that continues, and lock it unless its `lock` is held.
 
-        UserError if it holds a link, or cannot be locked or written.
+        UserError if it holds a link, or cannot be locked or written; FileExistsError, with the lock
+        still held, if another attempt has taken the log folder.
         """
         check_folder(path)
         before = (path / RECORD_FILE).read_bytes()
@@ -166,13 +171,22 @@ class RunDirectory:
             logger.warning("%s does not say how the run ended: %s", file, why)
 
     def _start(self, attempt: Attempt, log_folder: Path | None) -> None:
-        """Record the attempt and make its folders, or leave everything as it was."""
+        """Record the attempt and make its folders, or leave everything as it was.
+
+        FileExistsError if the log folder is another attempt's.
+        """
         try:
             if log_folder is not None:
                 made = make_folder(log_folder, "torchrunx log directory")
                 self._made = [*made, *self._made]
                 self._logs = log_folder if log_folder in made else None
+                if self._logs is None:
+                    raise _LogsExist(log_folder)
             self._write(attempt, read_code(attempt.task_folder))
+        except _LogsExist:
+            if self._is_locked_first:  # Otherwise the caller's lock is kept for the next name.
+                self.discard()
+            raise
         except OSError as error:
             self.discard()
             raise UserError(f"{self.path}: {error.strerror}.") from None
