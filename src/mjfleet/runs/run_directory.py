@@ -54,7 +54,7 @@ class Attempt:
     is_restart: bool = False
 
 
-class _LogsExist(FileExistsError):
+class _LogsExistError(FileExistsError):
     """The log folder of this second is that of another attempt, perhaps of another run."""
 
 
@@ -181,9 +181,9 @@ class RunDirectory:
                 self._made = [*made, *self._made]
                 self._logs = log_folder if log_folder in made else None
                 if self._logs is None:
-                    raise _LogsExist(log_folder)
+                    raise _LogsExistError(log_folder)
             self._write(attempt, read_code(attempt.task_folder))
-        except _LogsExist:
+        except _LogsExistError:
             if self._is_locked_first:  # Otherwise the caller's lock is kept for the next name.
                 self.discard()
             raise
