@@ -8,7 +8,7 @@ from pathlib import Path
 from ..conftest import Run, changed, only_run, rows
 from .network import Network
 from .test_hosts import TWO, network, train
-from .workers import PAIR, write_noisy
+from .workers import PAIR, TRAIN, write_noisy
 
 __all__ = ["network"]  # A fixture.
 
@@ -30,6 +30,24 @@ def test_a_killed_worker_starts_again_from_the_last_checkpoint(run: Run, tmp_pat
     assert [attempt["status"] for attempt in attempts] == ["failed", "finished"]
     assert [attempt["checkpoint"] for attempt in attempts] == [None, "model_1.pt"]
     assert "SIGKILL" in attempts[0]["cause"]
+
+
+def test_a_parent_that_ignores_the_ends_of_children_does_no_harm(tmp_path: Path) -> None:
+    ignoring, short = ["env", "--ignore-signal=CHLD"], ("--agent.max-iterations", "1")
+    command = [*ignoring, *TRAIN, "cartpole-balance", *changed(PAIR, *short)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(rows(only_run(tmp_path))) == 1
+
+    script = """
+from mjfleet.api.command_process import CommandProcess
+print(CommandProcess(["tasks"], is_shown=True).wait())
+"""
+    command = [*ignoring, sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "cartpole-balance" in done.stdout
+    assert done.stdout.endswith("\n0\n")
 
 
 def test_torchrun_starts_workers(tmp_path: Path) -> None:

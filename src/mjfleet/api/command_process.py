@@ -17,7 +17,7 @@ from tempfile import mkdtemp
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_and_exit
 from mjfleet.errors import UserError
-from mjfleet.utils.child_process import KEEP, ChildProcess, python_module
+from mjfleet.utils.child_process import KEEP, ChildProcess, python_module, wait_for_own_children
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent, stop_with_parent
 
 COMMAND_POLL_SECONDS = 0.5
@@ -55,6 +55,7 @@ class CommandProcess:
     ) -> None:
         self._folder = folder
         sys.stdout.flush()
+        wait_for_own_children()
         self._child = ChildProcess(
             python_module(__name__, str(folder or ""), *arguments),
             stdout=None if is_shown and not is_notebook() else subprocess.DEVNULL,

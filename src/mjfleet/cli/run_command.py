@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mjfleet.errors import RankError, Stopped, UserError, WorkerError
+from mjfleet.utils.child_process import wait_for_own_children
 from mjfleet.utils.console import discard, open_streams, print_error
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
 from mjfleet.utils.packages import stack_versions
@@ -35,6 +36,7 @@ def run_and_exit(command: Callable[[Sequence[str]], int]) -> NoReturn:
 
     Python would wait for ever for a thread that a task has left.
     """
+    wait_for_own_children()
     code = run_command(command, sys.argv[1:])
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends: no traceback.

@@ -27,6 +27,7 @@ from mjfleet.launch.host_channel import (
 )
 from mjfleet.launch.host_inventory import AskInventory, host_inventory
 from mjfleet.launch.host_names import temporary_name
+from mjfleet.utils.child_process import wait_for_own_children
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.thread_limits import prepare, thread_variables
@@ -176,6 +177,7 @@ def _import_for_workers(engine: str, threads: int) -> None:
 
 def main(is_over_ssh: bool = False) -> NoReturn:
     """Serve the launcher at standard input and output; over ssh its silence means it is gone."""
+    wait_for_own_children()  # Over ssh, the other host decides what is inherited.
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # For processes that this one starts.
     # Only the launcher decides when the run ends: here, handlers do nothing. Workers inherit what
     # is ignored, as SIGHUP is under nohup, and handle the rest themselves.

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -18,6 +19,17 @@ KEEP = -100
 """For `stdout` and `stderr`: keep the output in a temporary file, for `output` and `errors`."""
 UNKILLABLE_SECONDS = 2.0
 """How long a process may take to end after SIGKILL; one inside a driver may never do so."""
+
+
+def wait_for_own_children() -> None:
+    """Have Linux keep how a child has ended until this process asks, as ChildProcess does.
+
+    A process may inherit from its parent that SIGCHLD is ignored; Linux then reaps its children
+    itself. Only the main thread can change that; in another one, this does nothing.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
