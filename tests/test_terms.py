@@ -49,6 +49,11 @@ def test_a_term_is_its_formula(found: torch.Tensor, expected: float) -> None:
     assert found.item() == pytest.approx(expected, abs=1e-6)
 
 
+def test_power_of_motors_and_joints_of_different_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="power: 3 speeds for 2 forces"):
+        terms.power(row(1.0, 2.0), row(1.0, 2.0, 3.0))
+
+
 def test_vectors_turn_into_a_bodys_frame_as_mujoco_turns_them() -> None:
     rng = np.random.default_rng(0)
     quaternions = rng.normal(size=(50, 4))

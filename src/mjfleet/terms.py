@@ -69,8 +69,17 @@ def joint_limits(
 def power(forces: torch.Tensor, speeds: torch.Tensor) -> torch.Tensor:
     """Return the absolute mechanical power of motors, the sum of |force * speed|, W.
 
-    Both are `(num_envs, n)`: N m and rad/s, or N and m/s. Playground's `energy`.
+    Both are `(num_envs, n)`: N m and rad/s, or N and m/s, of the same n motors, as
+    `sim.actuator_force` and `sim.actuator_velocity` are. Playground's `energy`.
+
+    Raises:
+        ValueError: their numbers differ, as those of motors and joints may.
     """
+    if forces.shape != speeds.shape:
+        raise ValueError(
+            f"power: {speeds.shape[1]} speeds for {forces.shape[1]} forces; both must be those of "
+            "the same motors."
+        )
     return (forces * speeds).abs().sum(dim=1)
 
 

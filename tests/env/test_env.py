@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import mujoco
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -366,6 +367,25 @@ class Misshapen(ReachEnv):
 def test_wrong_shapes_are_refused_before_training(what: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         reach(Misshapen, num_envs=2, what=what)
+
+
+class Powered(PlainEnv):
+    """Takes motors and joints, of which there is not the same number, for each other."""
+
+    def rewards(self) -> dict[str, Any]:
+        return {"power": self.sim.actuator_force * self.sim.qvel}
+
+
+def test_a_term_of_motors_and_joints_of_different_number_says_which_there_are() -> None:
+    model = mujoco.MjModel.from_xml_string("""<mujoco><worldbody><body>
+      <joint name="hip"/><geom size="0.1"/><body><joint name="knee"/><joint name="ankle"/>
+      <geom size="0.1"/></body></body></worldbody><actuator><motor name="upper" joint="hip"/>
+      <motor name="lower" joint="knee"/></actuator></mujoco>""")
+    with pytest.raises(RuntimeError, match="size") as raised:
+        Powered(EnvConfig(num_envs=4), make_simulation("native", model, 4), 1)
+    (note,) = raised.value.__notes__
+    assert "motors (upper, lower) with 2 controls" in note
+    assert "joints (hip, knee, ankle) with 3 speeds" in note
 
 
 class Weighted(ReachEnv):

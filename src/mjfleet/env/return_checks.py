@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import mujoco
 import numpy as np
 import torch
 
@@ -50,9 +51,13 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         UserError: a method returned a wrong type, shape or device.
     """
     restores = env.sim.keep(), env.keep()
-    returned = {method: getattr(env, method)() for method in RETURN_COLUMNS}
-    if isinstance(returned["rewards"], dict):
-        returned["rewards"] = env.compute(returned["rewards"])
+    try:
+        returned = {method: getattr(env, method)() for method in RETURN_COLUMNS}
+        if isinstance(returned["rewards"], dict):
+            returned["rewards"] = env.compute(returned["rewards"])
+    except (RuntimeError, ValueError) as error:
+        error.add_note(_motors_and_joints(env.sim.model))
+        raise
     for restore in reversed(restores):
         restore()
     for method, found in returned.items():
@@ -76,6 +81,16 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
             f"has {', '.join(returned['rewards'])}."
         )
     return tuple(returned["rewards"]), tuple(returned["metrics"])
+
+
+def _motors_and_joints(model: mujoco.MjModel) -> str:
+    """Return the names of a model's motors and joints, whose numbers a term may take for equal."""
+    motors = [model.actuator(i).name or str(i) for i in range(model.nactuator)]
+    joints = [model.joint(i).name or str(i) for i in range(model.njnt)]
+    return (
+        f"The model has motors ({', '.join(motors)}) with {model.nu} controls, and joints "
+        f"({', '.join(joints)}) with {model.nv} speeds; sim.actuator_velocity has those of motors."
+    )
 
 
 def check_names(env: Any, rewards: Iterable[str], metrics: Iterable[str]) -> None:

@@ -48,7 +48,8 @@ def describe(error: Exception, found: FoundTask) -> str:
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(found.folder)]
     if not own:
         raise error
-    return f"{place(own[-1])}: {type(error).__name__}: {in_a_line(error)}"
+    text = in_a_line(error), *getattr(error, "__notes__", ())
+    return f"{place(own[-1])}: {type(error).__name__}: {' '.join(text)}"
 
 
 def on_native(found: FoundTask) -> Iterator[Finding]:
