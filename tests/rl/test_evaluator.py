@@ -1,14 +1,16 @@
 """Evaluation during training: the same episodes each time, and training that does not notice."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mujoco
 import pytest
 import torch
 
-from mjfleet.config import AgentConfig
+from mjfleet.config import AgentConfig, EnvConfig
 from mjfleet.env import Env, EnvShard, Levels
 from mjfleet.env.random_numbers import own_random_numbers, seed_everything
 from mjfleet.errors import UserError
@@ -16,8 +18,9 @@ from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.evaluator import Episodes, Evaluator
 from mjfleet.rl.runner import Runner
 from mjfleet.sim import make_simulation
-from mjfleet.tools.play.policy_episodes import sum_up
+from mjfleet.tools.play.policy_episodes import Player, evaluate, sum_up
 
+from ..conftest import TESTS
 from ..nan_dump.test_nan import SpoiltEnv
 from .test_checkpoints import FOUND, TASK, VARIANTS, agent, load, same, train
 
@@ -286,3 +289,73 @@ def test_an_evaluation_has_a_figure_for_each_level_and_the_best_policy_goes_by_a
     assert "was evaluated in other episodes" in caplog.text
     with pytest.raises(UserError, match="--eval-envs is 2; it must be at least 3"):
         evaluator(2, LevelsEnv, 2)
+
+
+class BoxEnv(Env[EnvConfig]):
+    """A box lies on a floor, which it touches at four points."""
+
+    @classmethod
+    def make_model(cls, cfg: EnvConfig) -> mujoco.MjModel:
+        spec = mujoco.MjSpec.from_file(str(TESTS / "models/box.xml"))
+        joint = mujoco.mjtTrn.mjTRN_JOINT
+        spec.add_actuator(name="push", target="root", trntype=joint, gear=[1, 0, 0, 0, 0, 0])
+        return spec.compile()
+
+    def setup(self) -> None:
+        self.max_episode_length = STEPS
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        self.write(mask, self.sim.qpos[:, 2], 0.059)
+
+    def apply(self, action: torch.Tensor) -> None:
+        self.sim.ctrl[:] = action
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        return dict.fromkeys(("actor", "critic"), self.sim.qvel.float())
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        return {"still": -self.sim.qvel.norm(dim=1)}
+
+
+def box_judge() -> BoxEnv:
+    """Boxes that have room for one contact at first."""
+    cfg = EnvConfig(num_envs=4)
+    sim = make_simulation("warp", BoxEnv.make_model(cfg), 4, nconmax=1, njmax=64)
+    return BoxEnv(cfg, sim, 7, EnvShard(0, 4, 4))
+
+
+def test_episodes_that_lose_contacts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    env = box_judge()
+    evaluate(Player(env, lambda _: torch.zeros(4, 1)), 4)
+    assert re.search(r"^warning: .*--env\.nconmax was 1, is now 4", capsys.readouterr().out, re.M)
+
+
+def test_an_evaluation_that_loses_contacts_is_said_and_is_not_the_best(tmp_path: Path) -> None:
+    def make(folder: Path, iterations: int) -> tuple[Runner, Checkpointer]:
+        return build(folder, agent(iterations), Evaluator(box_judge(), 1), kind=BoxEnv)
+
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    runner, checkpointer = make(whole, 2)
+    said: list[list[str]] = []
+    rows: list[Any] = []
+
+    def note(row: Any) -> None:
+        rows.append(row)
+        said.append(runner.warnings)
+
+    runner.train(note, lambda: None, checkpointer.save)
+    (first, second), text = said, said[0][0]
+    assert text.startswith("in an evaluation, the policy is not taken for the best: ")
+    assert "--env.nconmax was 1, is now 4" in " ".join(first)
+    assert second == []
+    assert rows[0]["eval/return"] is not None
+    assert runner.best_return == rows[1]["eval/return"]
+    assert torch.load(whole / "best.pt", weights_only=True)["iter"] == 2
+
+    train(*make(parts, 1))
+    assert not (parts / "best.pt").exists()
+    resumed, checkpointer = make(parts, 2)
+    assert checkpointer.resume(parts / "model_1.pt") == []
+    assert train(resumed, checkpointer)[0]["eval/return"] == rows[1]["eval/return"]
+    assert resumed.warnings == []
+    assert resumed.best_return == runner.best_return

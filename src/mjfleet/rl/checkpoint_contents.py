@@ -311,6 +311,7 @@ class Checkpointer:
             "env": files.to_cpu(runner.env.state_dict()),
             "memories": [m.get_hidden_state() for m in (runner.alg.actor, runner.alg.critic)],
             "novelty": average.avg if average else None,
+            "evaluation": runner.evaluator.state_dict() if runner.evaluator else {},
         }
 
     def _restore_rank(self, state: dict[str, Any]) -> list[str]:
@@ -329,6 +330,8 @@ class Checkpointer:
             if state["novelty"].numel() != runner.env.num_envs:
                 raise ValueError("the average of novelty rewards is of other environments")
             average.avg = state["novelty"].to(runner.device)
+        if runner.evaluator:
+            runner.evaluator.load_state_dict(state.get("evaluation", {}))
         random_numbers.restore_random_states(state["random"], runner.device)
         runner.is_resumed = True
         return lost

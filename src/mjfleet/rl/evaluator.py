@@ -1,6 +1,6 @@
 """Evaluates a policy by whole episodes of its mean actions. Runs in a worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,22 @@ from mjfleet.env.env_shard import EVALUATION_SEED
 from mjfleet.env.episode_statistics import Sums, episode_sums
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
+from mjfleet.rl.simulation_warnings import WARNING_PREFIX, SimulationWarnings, warning_values
 
 LOOK_STEPS = 25
 """Steps between two checks whether all episodes have ended, which wait for the device."""
+
+PREFIX = "eval/"
+"""Before the names of an evaluation's numbers."""
+HARMLESS = "BAD", "INERTIA"
+"""Beginnings of MuJoCo's warnings by which no contact or constraint is lost."""
+
+
+def lost_contacts(ranks: Sequence[Mapping[str, float]]) -> bool:
+    """Return whether an evaluation lost contacts or constraints, by the values of each rank."""
+    begin = PREFIX + WARNING_PREFIX
+    kinds = {k for values in ranks for k, n in values.items() if n and k.startswith(begin)}
+    return any(not kind.removeprefix(begin).startswith(HARMLESS) for kind in kinds)
 
 
 class Evaluator:
@@ -43,6 +56,7 @@ class Evaluator:
         self.judged_by = {"envs": total, "levels": [*self.levels]}
         """What must be equal for returns of two evaluations to be compared."""
         self._begin_sim = env.sim.keep()
+        self._found, self._warnings = dict[str, int](), SimulationWarnings()
         width = 1 + len(env.reward_names) + 2 * len(env.metric_names)
         self.nothing = self._sums(torch.full((env.num_envs, width), torch.nan, device=env.device))
         """What `evaluate` returns if no episode is played."""
@@ -63,9 +77,33 @@ class Evaluator:
             self._begin_sim()
             self._begin()
             episodes = Episodes(env, policy, 1, policy.reset).play(beat)
-            env.sim.warnings()  # Enlarges buffers that have overflowed, for the next evaluation.
+            # This enlarges buffers that have overflowed, for the next evaluation.
+            self._found = env.sim.warnings()
         policy.reset(hidden_state=hidden_state)
         return self._sums(episodes)
+
+    def take_warnings(self) -> Mapping[str, float]:
+        """Return this rank's values of what was evaluated since the last call: `warning_values`,
+        each name after PREFIX."""
+        sim, found, self._found = self._env.sim, self._found, {}
+        values = warning_values(sim.warning_kinds, found, sim.buffer_use)
+        return {f"{PREFIX}{name}": value for name, value in values.items()}
+
+    def describe_warnings(self, ranks: Sequence[Mapping[str, float]]) -> list[str]:
+        """Return the texts that are due about evaluations, by the values of each rank."""
+        own = [{k.removeprefix(PREFIX): n for k, n in values.items() if k.startswith(PREFIX)}
+               for values in ranks]  # fmt: skip
+        what = "the policy is not taken for the best: " if lost_contacts(ranks) else ""
+        texts = self._warnings.describe(own, self._env.sim.buffer_use, 0)
+        return [f"in an evaluation, {what}{text}" for text in texts]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return what evaluations change that later ones depend on: on warp, the buffers' room."""
+        return {name: v for name, v in self._env.sim.state().items() if name == "room"}
+
+    def load_state_dict(self, saved: Mapping[str, torch.Tensor]) -> None:
+        """Restore what `state_dict` returned."""
+        self._env.sim.restore(saved)
 
     def _sums(self, episodes: torch.Tensor) -> Sums:
         """Return the sums of what `Episodes` returned, by the names of `env.take_statistics`, and

@@ -21,7 +21,7 @@ from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.divergence import DivergedError, check_networks, find_trouble
-from mjfleet.rl.evaluator import Evaluator
+from mjfleet.rl.evaluator import Evaluator, lost_contacts
 from mjfleet.rl.gpu_usage import read_usage
 from mjfleet.rl.graph_capture import Capture
 from mjfleet.rl.normalizers import average_batch_statistics
@@ -100,7 +100,7 @@ class Runner:
         self.warnings: list[str] = []
         """What the newest iteration warns of. Rank 0 knows it."""
         self._warnings = SimulationWarnings()
-        self._evaluator = evaluator
+        self.evaluator = evaluator
         self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self._captures = capture is not None and isinstance(self.alg, PPO)
@@ -230,6 +230,7 @@ class Runner:
             "diverged": not (is_finite and all(map(math.isfinite, losses.values()))),
             "checksum": own_checksum,
             **warning_values(sim.warning_kinds, warnings, sim.buffer_use),
+            **(self.evaluator.take_warnings() if self.evaluator else {}),
             **read_usage(self.device),
         }
         whole, ranks = rank_statistics.gather(self.collectives, sums, values)
@@ -290,7 +291,7 @@ class Runner:
 
     def _evaluate(self, iteration: int) -> Sums:
         """Evaluate the policy in this rank's share of the episodes, if an evaluation is due."""
-        evaluator = self._evaluator
+        evaluator = self.evaluator
         if not evaluator:
             return {}
         is_due = iteration % evaluator.interval == 0 or iteration == self.agent.max_iterations
@@ -318,6 +319,7 @@ class Runner:
         iteration, self.is_best = self.current_learning_iteration, False
         is_first_rank = self.collectives.rank == 0
         reached, episodes = sums.get("eval/return", (0.0, 0.0))
+        least = -math.inf if self.best_return is None else self.best_return
         if not math.isfinite(reached):
             sums |= {k: (0.0, 0.0) for k in sums if k.startswith("eval/") and k != "eval/seconds"}
             if is_first_rank:
@@ -326,7 +328,7 @@ class Runner:
                     "nothing; training continues",
                     iteration,
                 )
-        elif episodes and (self.best_return is None or reached / episodes > self.best_return):
+        elif episodes and not lost_contacts(ranks) and reached / episodes > least:
             self.best_return, self.is_best = reached / episodes, True
         steps = self.env.num_envs * self.agent.num_steps_per_env * len(ranks)
         self.total_steps += steps
@@ -335,6 +337,8 @@ class Runner:
         if is_first_rank:
             nan_resets = round(sums["nan_resets"][0])
             self.warnings = self._warnings.describe(ranks, self.env.sim.buffer_use, nan_resets)
+            if self.evaluator:
+                self.warnings += self.evaluator.describe_warnings(ranks)
             if iteration == HINTED:
                 self.warnings += early_end(row["mean_episode_length"], self.env.max_episode_length)
         return row

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+from mjfleet.sim import Simulation
 from mjfleet.sim.buffer_use import BufferUse, overflow_texts
 
 WARNING_REMEDIES = {
@@ -64,3 +65,9 @@ class SimulationWarnings:
         self._known |= found.keys()
         remedies = WARNING_REMEDIES | overflows
         return [f"{kind} {found[kind]}; {remedies.get(kind, OTHER_REMEDY)}" for kind in due]
+
+
+def describe_now(sim: Simulation) -> list[str]:
+    """Return what a simulation has warned of since its warnings were read. Waits for the device."""
+    found, use = sim.warnings(), sim.buffer_use
+    return SimulationWarnings().describe([warning_values(sim.warning_kinds, found, use)], use, 0)

@@ -10,6 +10,7 @@ from mjfleet.config import TrainConfig
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.registry import FoundTask
 from mjfleet.tools.trained_policy import build, load_runner
+from mjfleet.utils.console import print_line
 from mjfleet.worker.thread_limits import prepare
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def evaluate(
     """
     from mjfleet.env.step_recorder import StepRecorder
     from mjfleet.rl.evaluator import Episodes
+    from mjfleet.rl.simulation_warnings import describe_now
     from mjfleet.video.state_recording import StateRecorder
 
     env, recorder = player.env, None
@@ -93,6 +95,8 @@ def evaluate(
     while recorder and not recorder.is_complete:  # The video is longer than the episodes.
         player.step()
         recorder.take()
+    for text in describe_now(env.sim):
+        print_line(f"warning: {text}")
     return sum_up(env, rows), recorder.finish(title) if recorder and title else None
 
 
