@@ -69,7 +69,7 @@ def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterato
             is_sure=not may_be_off,
         )
     failed, failed_late = states["terminated()"] > 0, late["terminated()"] > 0
-    if failed_late[::2].all() and not failed.all():
+    if failed_late[::2].all() and not failed[::2].all():  # In the same states.
         yield Finding(
             f"terminated() is true at {subject.env.max_episode_length} steps whatever the state, "
             "so that time-outs count as failures; leave them to the base class"

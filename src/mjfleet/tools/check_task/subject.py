@@ -99,9 +99,8 @@ class Subject:
             if not model.jnt_limited[joint]:
                 high = 4 * math.pi if kind == mjtJoint.mjJNT_HINGE else size
                 low = -high
-            value = uniform(
-                {mjtJoint.mjJNT_FREE: 7, mjtJoint.mjJNT_BALL: 4}.get(kind, 1), low, high
-            )
+            sizes = {mjtJoint.mjJNT_FREE: (3, 4), mjtJoint.mjJNT_BALL: (4,)}.get(kind, (1,))
+            value = torch.cat([uniform(each, low, high) for each in sizes], dim=1)
             if kind == mjtJoint.mjJNT_FREE:
                 value[:, :3] += sim.qpos[:, at : at + 3].cpu()
             if value.shape[1] > 1:
