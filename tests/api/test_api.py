@@ -326,7 +326,7 @@ def test_iterate_reads_no_checkpoint_beside_it_and_leaves_torchs_threads(
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-    assert iteration.runner.best_return is None
+    assert iteration.runner.best.mean_return is None
     assert not caplog.records
 
 

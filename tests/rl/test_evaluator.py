@@ -104,7 +104,7 @@ def test_training_is_the_same_with_and_without_it_and_resumed(tmp_path: Path, va
     runner, checkpointer = build(parts, agent(5, **changes), evaluator(2))
     assert checkpointer.resume(parts / "model_3.pt") == []
     assert evaluations(first + train(runner, checkpointer)) == evaluations(whole)
-    assert runner.best_return == best
+    assert runner.best.mean_return == best
     assert same(load(parts, 5), load(tmp_path / "whole", 5))
 
 
@@ -283,9 +283,9 @@ def test_an_evaluation_has_a_figure_for_each_level_and_the_best_policy_goes_by_a
 
     # Returns in other episodes are not compared with it.
     runner, _ = build(tmp_path, agent(2), evaluator(2, LevelsEnv, 6))
-    assert runner.best_return == STEPS
+    assert runner.best.mean_return == STEPS
     runner, _ = build(tmp_path, agent(2), evaluator(2, LevelsEnv, 3))
-    assert runner.best_return is None
+    assert runner.best.mean_return is None
     assert "was evaluated in other episodes" in caplog.text
     with pytest.raises(UserError, match="--eval-envs is 2; it must be at least 3"):
         evaluator(2, LevelsEnv, 2)
@@ -349,7 +349,7 @@ def test_an_evaluation_that_loses_contacts_is_said_and_is_not_the_best(tmp_path:
     assert "--env.nconmax was 1, is now 4" in " ".join(first)
     assert second == []
     assert rows[0]["eval/return"] is not None
-    assert runner.best_return == rows[1]["eval/return"]
+    assert runner.best.mean_return == rows[1]["eval/return"]
     assert torch.load(whole / "best.pt", weights_only=True)["iter"] == 2
 
     train(*make(parts, 1))
@@ -358,4 +358,4 @@ def test_an_evaluation_that_loses_contacts_is_said_and_is_not_the_best(tmp_path:
     assert checkpointer.resume(parts / "model_1.pt") == []
     assert train(resumed, checkpointer)[0]["eval/return"] == rows[1]["eval/return"]
     assert resumed.warnings == []
-    assert resumed.best_return == runner.best_return
+    assert resumed.best.mean_return == runner.best.mean_return

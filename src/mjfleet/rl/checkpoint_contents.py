@@ -1,6 +1,5 @@
 """Saves the complete state of a run, and resumes a run from it. Runs in a worker."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from mjfleet.rl.runner import Runner
 from mjfleet.rl.worker_phases import Phase
 from mjfleet.runs.checkpoints import BEST
 from mjfleet.utils.console import in_a_line
-
-logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
@@ -46,20 +43,7 @@ class Checkpointer:
             return
         self._schedule = files.CheckpointSchedule(folder, runner.agent.save_interval, keep)
         if (folder / BEST).exists():
-            try:
-                best = files.read_checkpoint(folder / BEST).get(OWN) or {}
-            except UserError as error:
-                logger.warning("%s The next evaluation replaces it.", error)
-            else:
-                now = runner.judged_by
-                if now is None or best.get("judged_by", now) == now:
-                    runner.best_return = best.get("best_return")
-                elif runner.collectives.rank == 0:
-                    logger.warning(
-                        "%s was evaluated in other episodes (%s, now %s). The next evaluation "
-                        "replaces it.",
-                        *(folder / BEST, best["judged_by"], now),
-                    )
+            runner.best.read(folder / BEST)
 
     def save(self, is_last: bool) -> list[Path]:
         """Write the checkpoints that are due. All ranks call this at the same time.
@@ -76,7 +60,7 @@ class Checkpointer:
         """
         runner, rank = self._runner, self._runner.collectives.rank
         iteration = runner.current_learning_iteration
-        paths = self._schedule.due(iteration, is_last=is_last, is_best=runner.is_best)
+        paths = self._schedule.due(iteration, is_last=is_last, is_best=runner.best.is_current)
         if not paths:
             return []
         check_networks(runner.alg, iteration)
@@ -110,8 +94,8 @@ class Checkpointer:
             "configured_learning_rate": learning.learning_rate,
             "schedule": learning.schedule,
             "window": runner.window.state(),
-            "best_return": runner.best_return,
-            "judged_by": runner.judged_by,
+            "best_return": runner.best.mean_return,
+            "judged_by": runner.best.judged_by,
             "ranks": [self._rank_state()] if ranks is None else ranks,
         }
         iteration = runner.current_learning_iteration

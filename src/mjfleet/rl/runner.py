@@ -1,7 +1,6 @@
 """The training loop: collect, check, update, evaluate, exchange, log, save. Runs in a worker."""
 
 import contextlib
-import logging
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -16,12 +15,13 @@ from mjfleet.env.episode_statistics import Sums, early_end
 from mjfleet.loggers.logger import Row
 from mjfleet.nan_dump.nan_guard import RolloutGuard
 from mjfleet.rl import graph_capture, rank_statistics
+from mjfleet.rl.best_policy import BestPolicy
 from mjfleet.rl.build_algorithm import make_algorithm
 from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.divergence import DivergedError, check_networks, find_trouble
-from mjfleet.rl.evaluator import Evaluator, lost_contacts
+from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.gpu_usage import read_usage
 from mjfleet.rl.graph_capture import Capture
 from mjfleet.rl.normalizers import average_batch_statistics
@@ -36,8 +36,6 @@ from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import check_fits
 
 HINTED = 2  # The iteration after which a hint about short episodes is due.
-
-logger = logging.getLogger(__name__)
 
 
 class Runner:
@@ -95,13 +93,12 @@ class Runner:
         self.total_steps = 0
         self.window = EpisodeWindow(env.reward_names)
         self.is_resumed = False  # Whether the environments continue from an earlier run's state.
-        self.best_return: float | None = None  # The greatest of an evaluation so far.
-        self.is_best = False  # Whether the current policy reached it.
         self.warnings: list[str] = []
         """What the newest iteration warns of. Rank 0 knows it."""
         self._warnings = SimulationWarnings()
         self.evaluator = evaluator
-        self.judged_by = evaluator.judged_by if evaluator else None  # See Evaluator.
+        judged_by = evaluator.judged_by if evaluator else None
+        self.best = BestPolicy(judged_by, self.collectives.rank == 0)
         self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
         self._captures = capture is not None and isinstance(self.alg, PPO)
         self._clock = DeviceClock(device)
@@ -316,25 +313,13 @@ class Runner:
 
     def _summarize(self, sums: Sums, ranks: Sequence[dict[str, float]], seconds: float) -> Row:
         """Return the row of an iteration, which took `seconds`."""
-        iteration, self.is_best = self.current_learning_iteration, False
-        is_first_rank = self.collectives.rank == 0
-        reached, episodes = sums.get("eval/return", (0.0, 0.0))
-        least = -math.inf if self.best_return is None else self.best_return
-        if not math.isfinite(reached):
-            sums |= {k: (0.0, 0.0) for k in sums if k.startswith("eval/") and k != "eval/seconds"}
-            if is_first_rank:
-                logger.warning(
-                    "iteration %s: an evaluation met numbers that are not finite, and counts for "
-                    "nothing; training continues",
-                    iteration,
-                )
-        elif episodes and not lost_contacts(ranks) and reached / episodes > least:
-            self.best_return, self.is_best = reached / episodes, True
+        iteration = self.current_learning_iteration
+        sums = self.best.judge(iteration, sums, ranks)
         steps = self.env.num_envs * self.agent.num_steps_per_env * len(ranks)
         self.total_steps += steps
         counts = iteration, self.total_steps, steps / seconds, self.alg.learning_rate
         row = rank_statistics.make_row(*counts, self.window.add(sums), sums, ranks)
-        if is_first_rank:
+        if self.collectives.rank == 0:
             nan_resets = round(sums["nan_resets"][0])
             self.warnings = self._warnings.describe(ranks, self.env.sim.buffer_use, nan_resets)
             if self.evaluator:
