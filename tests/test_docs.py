@@ -250,11 +250,14 @@ def test_every_flag_in_the_documentation_exists(output: Output, tmp_path: Path) 
     for task in ("go1-velocity-rough", "hopper-v5", "humanoid-run", "reacher-hard"):
         shown += output("train", task, "--help-all")
     known = set(FLAG.findall(shown)) | OTHERS
-    known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {"--env.payload"}  # A field of its task.
+    known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {
+        "--env.payload",
+        "--env.spread",
+    }  # Fields.
     known |= {"--agent.algorithm.target-kl"}  # A field that networks.md declares.
     known |= set(FLAG.findall(output("play", "cartpole-balance", "--help")))
     parts = ["doctor", "submit slurm", "submit sky", "submit k8s", "plot", "compare", "sweep"]
-    for what in (*parts, "report", "runs", "export", "inspect", "bench"):
+    for what in (*parts, "new-task", "report", "runs", "export", "inspect", "bench"):
         known |= set(FLAG.findall(output("mjfleet", *what.split(), "--help")))
     for script in ("peer.py", "learning.py", "reference.py", "gpu.py"):
         known |= set(FLAG.findall(run_script(tmp_path, script, "--help").stdout))

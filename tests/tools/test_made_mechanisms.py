@@ -135,6 +135,15 @@ def test_the_torque_limit_of_a_joint_is_the_range_of_its_motor() -> None:
     assert model.actuator_ctrlrange[0] == pytest.approx((-1.5, 1.5))
 
 
+def test_the_home_of_a_control_that_is_a_speed_is_0() -> None:
+    kinds = '<intvelocity joint="a" kp="20" actrange="-1 1"/>', '<position joint="a" kp="20"/>'
+    joint = 'axis="0 1 0" range="20 60" damping="0.1"'
+    for name, kind, control in zip("ab", kinds, (0.0, np.radians(20)), strict=True):
+        rest = f"<actuator>{kind}</actuator>"
+        model = make(made(rod("a", "0 0 0", "0 0 0.1", about=joint), rest), name)
+        assert model.key("home").ctrl[0] == pytest.approx(control, abs=1e-3)
+
+
 def test_actuators_that_move_nothing_are_refused(refusal: Refusal) -> None:
     damper = '<actuator><damper joint="a" kv="1" ctrlrange="0 1"/></actuator>'
     bodies = rod("a", "0 0 0", "0 0 -0.1", about='axis="0 1 0" range="-60 60"')

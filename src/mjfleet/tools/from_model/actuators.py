@@ -90,6 +90,16 @@ def drive(robot: Robot) -> bool:
     return True
 
 
+def resting_controls(model: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:
+    """Return the controls `(nu,)` that hold a pose: its positions, and 0 for other actuators."""
+    is_integrated = model.actuator_dyntype == mujoco.mjtDyn.mjDYN_INTEGRATOR
+    controls = np.zeros(model.nu)
+    controls[model.actuator_ctrladr] = np.where(
+        position_actuators(model) & ~is_integrated, data.actuator_length, 0.0
+    )
+    return controls
+
+
 def followers(model: mujoco.MjModel) -> dict[int, int]:
     """Return the joints that equality constraints let follow another joint, with that joint."""
     is_joint = (model.eq_type == mujoco.mjtEq.mjEQ_JOINT) & (model.eq_active0 > 0)

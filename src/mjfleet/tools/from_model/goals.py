@@ -10,7 +10,7 @@ from mujoco import mjtBias, mjtGain, mjtJoint
 
 from mjfleet.errors import UserError
 from mjfleet.parts.variation import position_actuators
-from mjfleet.tools.from_model.actuators import WHEEL_SPEED, WIDTH
+from mjfleet.tools.from_model.actuators import WHEEL_SPEED, WIDTH, resting_controls
 from mjfleet.tools.from_model.control_ranges import ON_JOINT
 from mjfleet.tools.from_model.random_poses import reach
 from mjfleet.tools.from_model.robot import Robot
@@ -128,10 +128,8 @@ def _with_servos(model: mujoco.MjModel, measured: Measured) -> mujoco.MjModel:
         gear, dof = float(model.actuator_gear[i, 0]), model.jnt_dofadr[joint]
         if model.jnt_type[joint] not in HINGE_OR_SLIDE or model.actuator_dyntype[i]:
             continue
-        kinds, is_turning = (
-            (model.actuator_gaintype[i], model.actuator_biastype[i]),
-            joint in measured.speeds,
-        )
+        kinds = (model.actuator_gaintype[i], model.actuator_biastype[i])
+        is_turning = joint in measured.speeds
         if kinds == MOTOR or (kinds == LINEAR and bias[1] == 0 and not is_turning):
             most = float(np.abs(gain[0] * model.actuator_ctrlrange[control]).max())
             if model.actuator_forcelimited[i]:
@@ -157,8 +155,7 @@ def _sweep(model: mujoco.MjModel, measured: Measured) -> np.ndarray:
     data, rng = mujoco.MjData(model), np.random.default_rng(0)
     mujoco.mj_resetDataKeyframe(model, data, 0)
     mujoco.mj_forward(model, data)
-    touches, is_position = data.ncon, position_actuators(model)
-    rest = np.where(is_position, data.actuator_length, 0.0)
+    touches, rest = data.ncon, resting_controls(model, data)
     has_range = model.actuator_ctrllimited[:, None] > 0
     low, high = np.where(has_range, model.actuator_ctrlrange, (-1.0, 1.0)).T
     rows, moving = list[np.ndarray](), list[np.ndarray]()

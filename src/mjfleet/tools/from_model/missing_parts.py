@@ -5,8 +5,7 @@ import numpy as np
 
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import FLOOR, HOME, add_ground, add_sensors
-from mjfleet.parts.variation import position_actuators
-from mjfleet.tools.from_model.actuators import drive
+from mjfleet.tools.from_model.actuators import drive, resting_controls
 from mjfleet.tools.from_model.control_ranges import limit_controls
 from mjfleet.tools.from_model.home_pose import write_home
 from mjfleet.tools.from_model.physics_step import longest_step
@@ -32,7 +31,7 @@ def add_missing_parts(robot: Robot, chosen: str | None = None) -> None:
     write_home(robot)
     is_new, key = drive(robot), robot.spec.key(HOME)
     if is_new or len(key.ctrl) != robot.model.nu:
-        key.ctrl = robot.data.actuator_length * position_actuators(robot.model)
+        key.ctrl = resting_controls(robot.model, robot.data)
     _add_sensors(robot)
     robot.look()
     limit_controls(robot)
