@@ -8,7 +8,6 @@ import socket
 import tempfile
 import time
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -30,7 +29,7 @@ from mjfleet.launch.host_names import temporary_name
 from mjfleet.utils.child_process import wait_for_own_children
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.utils.wait_until import wait_until
-from mjfleet.worker.thread_limits import prepare, thread_variables
+from mjfleet.worker.thread_limits import import_for_training, thread_variables
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class HostAgent:
         Files with relative paths are made in the folder, and sent to the launcher's host.
         """
         os.environ |= _network(self._address) if args.meeting else LOOPBACK_ALONE
-        _import_for_workers(args.engine, args.threads)
+        _import_for_workers(args)
         from mjfleet.launch.worker_processes import WorkerProcesses
 
         folder = self._folder
@@ -165,14 +164,12 @@ def _network(address: str) -> dict[str, str]:
     return {name: value for name, value in chosen.items() if value}
 
 
-def _import_for_workers(engine: str, threads: int) -> None:
+def _import_for_workers(args: WorkerArgs) -> None:
     """Import what workers need, which are forks of this process and have its variables."""
-    os.environ |= thread_variables(threads)
+    os.environ |= thread_variables(args.threads)
     # Without this, torch warns of each address that has no name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    prepare()
-    for module in ("worker.training", f"sim.{engine}_engine"):
-        import_module(f"mjfleet.{module}")
+    import_for_training(args.engine, args.devices[0])
 
 
 def main(is_over_ssh: bool = False) -> NoReturn:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mjfleet.env.random_numbers import equal_states, random_states, restore_random_states
-from mjfleet.sim.simulation import no_garbage_collection
+from mjfleet.utils.garbage_collection import no_garbage_collection
 
 logger = logging.getLogger(__name__)
 

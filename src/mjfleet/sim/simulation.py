@@ -1,10 +1,8 @@
 """The contract of a simulation: all worlds of a worker, on one device, stepped by one engine."""
 
 import difflib
-import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
@@ -242,15 +240,3 @@ class Simulation(ABC):
                 f"write in place, `sim.{name}[:] = ...`: fields stay where they are"
             )
         object.__setattr__(self, name, value)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Prevent Python from freeing arrays during a capture, which would record that."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -24,12 +24,12 @@ from mjfleet.sim.simulation import (
     INTEGRATION_FIELDS,
     Simulation,
     group_flags,
-    no_garbage_collection,
 )
 from mjfleet.sim.warp_derived_fields import DerivedFields, Level
 from mjfleet.sim.warp_kernels import note_use
 from mjfleet.sim.warp_start import start_warp
 from mjfleet.utils.console import in_a_line
+from mjfleet.utils.garbage_collection import no_garbage_collection
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS

@@ -2,10 +2,13 @@
 
 import ctypes
 import os
+import sys
 from contextlib import suppress
+from importlib import import_module
 
 from platformdirs import user_cache_path
 
+from mjfleet.utils.lasting_imports import lasting_imports
 from mjfleet.utils.mujoco_import import import_mujoco
 from mjfleet.utils.user_folders import have_user_folders
 
@@ -32,6 +35,21 @@ def prepare() -> None:
         if variable not in os.environ:
             ctypes.CDLL(None).mallopt(parameter, size)
     import_mujoco()
+
+
+def import_prepared(device: str, *modules: str) -> None:
+    """Prepare this process, a command's, for `device`, and import `modules` of mjfleet's."""
+    prepare()
+    names = [f"mjfleet.{module}" for module in modules]
+    if not sys.modules.keys() >= {*names}:  # A worker is a fork of a process that has them.
+        with lasting_imports(device):
+            for name in names:
+                import_module(name)
+
+
+def import_for_training(engine: str, device: str) -> None:
+    """Prepare this process, a worker's or one that forks workers, and import what they need."""
+    import_prepared(device, "worker.training", f"sim.{engine}_engine")
 
 
 def thread_variables(threads: int) -> dict[str, str]:

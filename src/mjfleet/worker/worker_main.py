@@ -19,7 +19,7 @@ from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.near_cores import use_near_cores
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
-from mjfleet.worker.thread_limits import prepare
+from mjfleet.worker.thread_limits import import_for_training
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 RELAY_SECONDS = 0.2  # Within this time the launcher copies rank 0's output into its log file.
@@ -94,7 +94,7 @@ def train_worker(
         )
     if args.config["numa"] == "auto":  # Threads inherit the cores: before torch or NCCL starts any.
         args = replace(args, threads=use_near_cores(args.gpus, rank.local_rank, args.threads))
-    prepare()
+    import_for_training(args.engine, device)
     from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
     from mjfleet.rl.checkpoint_files import read_checkpoint

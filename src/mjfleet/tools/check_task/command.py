@@ -13,7 +13,7 @@ from mjfleet.config.validation import Checked, OptionalFolder
 from mjfleet.launch.devices import choose_devices
 from mjfleet.registry import discover
 from mjfleet.utils.console import print_line
-from mjfleet.worker.thread_limits import prepare
+from mjfleet.worker.thread_limits import import_prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ def check_task(arguments: Sequence[str]) -> int:
     found = discover(os.environ, parsed.tasks_dir).find(parsed.name)
     found.check_packages()
     (device,) = choose_devices(LaunchConfig(), os.environ).names
-    prepare()
+    import_prepared(device, "tools.check_task.examine")
     from mjfleet.tools.check_task.examine import examine
 
     mistakes, warnings = examine(found, device)

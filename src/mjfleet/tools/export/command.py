@@ -24,7 +24,7 @@ from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.utils.safe_read import read_json
-from mjfleet.worker.thread_limits import prepare
+from mjfleet.worker.thread_limits import import_prepared
 
 if TYPE_CHECKING:
     from mjfleet.rl.runner import Runner
@@ -78,7 +78,7 @@ def export(arguments: Sequence[str]) -> int:
     output = output or (trained.run_dir or Path()) / "exported" / f"{name}{suffix}"
     _refuse_to_replace(output, parsed.format, found.name)
     print_line(f"exporting {trained.policy}")
-    prepare()
+    import_prepared("cpu", "rl.runner")
     few = config.with_num_envs(min(config.env.num_envs, EXPORT_MAX_ENVS))
     runner = load_runner(found, few, trained.policy)
     if parsed.format == PRETRAINED:

@@ -11,7 +11,7 @@ from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.registry import FoundTask
 from mjfleet.tools.trained_policy import build, load_runner
 from mjfleet.utils.console import print_line
-from mjfleet.worker.thread_limits import prepare
+from mjfleet.worker.thread_limits import import_prepared
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,8 @@ def playing(
     found: FoundTask, config: TrainConfig, plan: LaunchPlan, policy: Path | Actions
 ) -> Iterator[Player]:
     """Build the environment and its policy, a checkpoint; inside the block nothing is learned."""
-    prepare()
+    modules = ["rl.runner"] if isinstance(policy, Path) else []
+    import_prepared(plan.device, "env.factory", f"sim.{plan.engine}_engine", *modules)
     import torch
 
     from mjfleet.env.factory import on_device

@@ -1,0 +1,50 @@
+"""Imports what a process needs to its end. In the processes of commands alone."""
+
+import atexit
+import gc
+import sys
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from mjfleet.utils.garbage_collection import no_garbage_collection
+
+NEEDLESS = frozenset({"wandb"})
+"""Packages that others import if they are there, and that only a flag needs."""
+NEEDLESS_ON_CPU = NEEDLESS | {"triton"}
+"""The same on a CPU, for which torch compiles without triton."""
+
+
+class _Missing(MetaPathFinder):
+    """Finds none of these packages, as if they were not installed."""
+
+    def __init__(self, packages: Set[str]) -> None:
+        self._packages = packages
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name in self._packages:
+            raise ModuleNotFoundError(f"{name} is not needed yet", name=name)
+        return None
+
+
+@contextmanager
+def lasting_imports(device: str) -> Iterator[None]:
+    """Import modules in the block without what costs time and gains nothing.
+
+    Packages that training on `device` does not need are not found. No garbage is collected, and
+    until the process ends the collector passes over what exists after the block: modules are half a
+    million objects that stay.
+    """
+    missing = _Missing(NEEDLESS_ON_CPU if device == "cpu" else NEEDLESS)
+    sys.meta_path.insert(0, missing)
+    try:
+        with no_garbage_collection():
+            yield
+            gc.freeze()
+    finally:
+        sys.meta_path.remove(missing)
+    atexit.register(gc.unfreeze)  # Libraries complain of objects that are still there.
