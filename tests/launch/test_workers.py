@@ -13,10 +13,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from subprocess import Popen
 
 import psutil
 import pytest
 import torch
+
+from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE, Figure, Run, changed, only_run, rows
 from ..loggers.recorded import history, records
@@ -311,10 +314,8 @@ def test_torchrun_starts_workers_again_and_they_learn_the_same(
     assert all(torch.equal(value, own[name]) for name, value in saved(run_dir, 4).items())
 
 
-def srun(
-    folder: Path, *flags: str, task: str = "cartpole-balance"
-) -> list[tuple[int | None, str, str]]:
-    """Be SLURM's srun with two tasks on one host: exit code, output and errors of each."""
+def srun_tasks(folder: Path, *flags: str, task: str = "cartpole-balance") -> list[Popen]:
+    """Be SLURM's srun, which starts two tasks on one host."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     step = {
@@ -326,7 +327,7 @@ def srun(
     for number in ("0", "1"):
         place = {"SLURM_PROCID": number, "SLURM_LOCALID": number}
         tasks.append(
-            subprocess.Popen(
+            Popen(
                 [sys.executable, "-m", "mjfleet.cli.train", task, *flags],
                 cwd=folder,
                 env=os.environ | step | place,
@@ -335,6 +336,14 @@ def srun(
                 text=True,
             )
         )
+    return tasks
+
+
+def srun(
+    folder: Path, *flags: str, task: str = "cartpole-balance"
+) -> list[tuple[int | None, str, str]]:
+    """Return exit code, output and errors of each of two tasks of srun."""
+    tasks = srun_tasks(folder, *flags, task=task)
     ended = [task.communicate() for task in tasks]
     return [(task.returncode, *texts) for task, texts in zip(tasks, ended, strict=True)]
 
@@ -353,6 +362,30 @@ def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
     assert errors.count("error: --cpu-workers 3 is for 3 workers") == 1
     assert others == ""
     only_run(tmp_path)
+
+
+def test_rank_0_saves_before_srun_ends_it_because_another_rank_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here srun has --kill-on-bad-exit, and rank 0 takes long to end."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    once = ("--agent.save-interval", "100000", "--agent.logger", "wandb")
+    first, other = srun_tasks(tmp_path, *ENDLESS, *once)
+    wait_for_iteration(first, 2)
+    for task in (first, other):
+        task.send_signal(signal.SIGTERM)
+    while not any(tmp_path.rglob("checkpoints/*")):
+        assert first.poll() is None
+        time.sleep(0.001)
+    first.send_signal(signal.SIGSTOP)  # It has still to close loggers, and to record its end.
+    wait_until(lambda: other.poll() is not None, 10.0)
+    first.send_signal(signal.SIGCONT)
+    while first.poll() is None and other.poll() is None:
+        time.sleep(0.001)
+    for task in (first, other):
+        task.kill()
+    texts = first.communicate(), other.communicate()
+    assert json.loads((only_run(tmp_path) / "run.json").read_text())["status"] == "stopped", texts
 
 
 def test_the_last_lines_of_rank_0_are_in_its_record(run: Run, tmp_path: Path) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from packaging.version import Version
 
 from mjfleet.cli.dispatcher import mjfleet
+from mjfleet.submit.command import SAVE_SECONDS
 
 from ..conftest import REPOSITORY, Refusal
 
@@ -52,7 +55,7 @@ def test_a_batch_job_begins_its_run_and_then_continues_it(
 ) -> None:
     """Run the script that sbatch gets, with real training in the place of srun's tasks."""
     stub("sbatch", 'cp "$1" job.sh')
-    stub("srun", 'shift; "$@" > output; exit "${CODE:-$?}"')
+    stub("srun", 'shift 2; "$@" > output; exit "${CODE:-$?}"')
     stub("scontrol", 'echo "$@" > scontrol')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     flags = ["--time", "24:00:00", "--sbatch", "partition=long", "account=robots"]
@@ -78,16 +81,16 @@ def test_a_batch_job_begins_its_run_and_then_continues_it(
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a script of sbatch, and return what srun was to start; it ends with 143."""
+    """Run a script of sbatch, and return what srun was to start; it ends with 143, or CODE."""
 
     def call(script: str, **variables: str) -> list[str]:
         monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
-        stub("srun", 'echo "${@:2}" > words; exit 143')
+        stub("srun", 'echo "${@:3}" > words; exit "${CODE:-143}"')
         stub("scontrol", 'echo "$@" > requeued')
         check_shell(script)
         environ = {**os.environ, "SLURM_JOB_ID": "9", **variables}
         done = subprocess.run(["bash"], input=script, check=False, text=True, env=environ)
-        assert done.returncode == 143
+        assert done.returncode == int(variables.get("CODE", "143"))
         return Path("words").read_text().partition("-m mjfleet ")[2].split()
 
     return call
@@ -140,7 +143,47 @@ def test_several_machines_are_planned_as_a_worker_there_plans(printed: Any) -> N
     again = printed("slurm", "--", "train", TASK, "--max-restarts", "3", "--run-dir", "my run")
     check_shell(again)
     assert " --run-dir 'my run' --max-restarts 0 --as-trained\n" in again
-    assert "-lt 3 ]" in again
+
+
+@pytest.mark.parametrize("place", [(), ("--run-dir", "my run")])
+def test_a_batch_job_is_queued_again_after_failures_that_alone_count(
+    printed: Any, started: Any, place: tuple[str, ...]
+) -> None:
+    script = printed("slurm", "--", "train", *SMALL, "--max-restarts", "2", *place)
+    assert "srun --kill-on-bad-exit=1 " in script
+
+    def is_queued_again(code: str, job: str = "9") -> bool:
+        Path("requeued").unlink(missing_ok=True)
+        started(script, CODE=code, SLURM_RESTART_COUNT="7", SLURM_JOB_ID=job)
+        return Path("requeued").exists()
+
+    assert [is_queued_again(code) for code in ("143", "0", "2")] == [True, False, False]
+    codes = ("1", "143", "137", "143", "1", "143")  # 143: stopped at the end of the time.
+    assert [is_queued_again(code) for code in codes] == [True] * 4 + [False, True]
+    assert is_queued_again("1", job="19")  # Another job, with failures of its own.
+    # Where the failures cannot be counted, they are not restarted for ever.
+    folder = Path(place[1] if place else f"logs/{TASK}/job19")
+    (folder / "slurm_failures").unlink()
+    (folder / "slurm_failures").mkdir()
+    assert not is_queued_again("1", job="19")
+
+
+def test_torchrun_leaves_workers_the_time_to_save(
+    printed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    command = ("--nodes", "2", "--gpus", "8", "--", "train", TASK)
+    (pods,) = yaml.safe_load(printed(*K8S, *command))["spec"]["replicatedJobs"]
+    pod = pods["template"]["spec"]["template"]["spec"]
+    (pair,) = pod["containers"][0]["env"]
+    envs = yaml.safe_load(printed(*SKY, *command))["envs"]
+    assert envs == {pair["name"]: pair["value"]}
+    assert pair["value"] == str(pod["terminationGracePeriodSeconds"])
+    if Version(torch.__version__) >= Version("2.12"):
+        monkeypatch.setenv(pair["name"], pair["value"])
+        launch = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1)
+        assert launch.shutdown_timeout == SAVE_SECONDS
 
 
 def test_a_jobset_has_a_pod_for_each_machine(printed: Any) -> None:

@@ -16,9 +16,10 @@ from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line, print_line, printable
 from mjfleet.utils.parent_death import PARENT_VARIABLE
-from mjfleet.worker.failure_record import Failure
+from mjfleet.worker.failure_record import ALONE_SECONDS, Failure
 from mjfleet.worker.in_process_worker import train_in_process
 from mjfleet.worker.stop_signals import StopRequest
+from mjfleet.worker.under_torchrun import leave_after_rank_0
 from mjfleet.worker.worker_args import Outcome
 
 FAILED = 1  # The exit code of a run that has failed.
@@ -43,12 +44,15 @@ def run_plan(
     stop = StopRequest(say=print_line if run_dir else lambda text: None)
     finish = partial(_finish, plan, run_dir, stop)
     end: Outcome | Failure
+    patience = 0.0  # Whom a second signal ends waits for nobody.
     try:
         with stop.installed():
             if connections:
                 end = supervise(plan, connections, stop)
             else:
                 end = train_in_process(plan.worker_args(), plan.rank, stop, finish)
+                is_failure = isinstance(end, Failure)
+                patience = ALONE_SECONDS if is_failure else plan.config.collective_timeout
     except Stopped as stopped:
         end = Outcome(stopped.signal_number)
     except BaseException:
@@ -58,11 +62,13 @@ def run_plan(
     code = finish(end)
     if run_dir:
         run_dir.close()
-    if code and plan.launcher == "outer" and plan.backend == "nccl":
-        # NCCL's group was left as it is and could keep Python from ending.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if code and plan.launcher == "outer":
+        leave_after_rank_0(plan.rank, patience)
+        if plan.backend == "nccl":
+            # NCCL's group was left as it is and could keep Python from ending.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
     return code
 
 

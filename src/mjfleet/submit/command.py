@@ -39,7 +39,8 @@ from mjfleet.utils.console import print_line
 
 TEMPLATES = Path(__file__).with_name("templates")
 SAVE_SECONDS = 120
-"""How long a run that is to stop has to save a checkpoint."""
+"""How long a run that is to stop has to save a checkpoint; with several workers of torchrun, from
+torch 2.12 on: earlier ones end workers after 30 s, and know no TORCH_ELASTIC_SHUTDOWN_TIMEOUT."""
 VOLUME = "/runs"
 JOB_NAME = Rule(
     lambda v: re.fullmatch(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?", v) is not None,

@@ -107,6 +107,27 @@ def decided_by_rank_0(
     return text
 
 
+def leave_after_rank_0(rank: Rank, seconds: float) -> None:
+    """Wait on other ranks until rank 0 calls this at its end, or has ended; at most so long.
+
+    What has started the workers may kill them all once one has ended: srun with
+    --kill-on-bad-exit, mpirun. Rank 0 saves the checkpoint and records how the run has ended.
+    """
+    if rank.world_size == 1:
+        return
+    from torch.distributed import DistError  # pyright: ignore[reportPrivateImportUsage]
+
+    store = meeting_store(rank)
+    try:
+        left = f"{store.get(FIRST).decode()}/left"
+        if rank.rank == 0:
+            store.set(left, "")
+        else:
+            wait_until(lambda: store.check([left]), seconds)
+    except DistError:  # The process that keeps the store, which is rank 0's or torchrun, has ended.
+        return
+
+
 def _wait(is_there: Callable[[], bool], timeout: timedelta, who: str) -> None:
     if not wait_until(is_there, timeout.total_seconds()):
         raise TimeoutError(f"{who} did not come within {timeout}")

@@ -22,16 +22,20 @@ job=$SLURM_JOB_ID
 if [ -n "$SLURM_ARRAY_JOB_ID" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
 {% if not job.run_dir %}
 run={{ job.folder | quote }}/job$job
+{% elif job.restarts %}
+run={{ job.run_dir | quote }}
 {% endif %}
-# srun does not take the number of cores from the job.
-srun --cpus-per-task={{ job.cpus }} {{ python | quote }} -P -m mjfleet \
+# One worker that fails ends the others. srun does not take the number of cores from the job.
+srun --kill-on-bad-exit=1 --cpus-per-task={{ job.cpus }} {{ python | quote }} -P -m mjfleet \
     {{ command }}{{ ' --run-dir "$run"' if not job.run_dir }} --as-trained{{ ' --agent.seed "$((SLURM_ARRAY_TASK_ID * %d))"' % (arguments.nodes * job.processes) if is_array and job.words[0] == "train" }}
 code=$?
 # 143: stopped by SLURM's signal, after a checkpoint.
 if [ "$code" = 143 ]; then scontrol requeue "$job"; fi
 {% if job.restarts %}
-if [ "$code" != 143 ] && [ "$code" != 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt {{ job.restarts }} ]; then
-    scontrol requeue "$job"
+# Failures count, unlike preemptions and the end of the time. 2: a mistake in the command.
+if [ "$code" != 143 ] && [ "$code" != 0 ] && [ "$code" != 2 ]; then
+    mkdir -p "$run" && echo "$job" >> "$run/slurm_failures" &&
+        [ "$(grep -cx "$job" "$run/slurm_failures")" -le {{ job.restarts }} ] && scontrol requeue "$job"
 fi
 {% endif %}
 exit "$code"
