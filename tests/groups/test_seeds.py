@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from operator import gt
 from pathlib import Path
@@ -20,6 +21,7 @@ from mjfleet.runs.find_run import find_run
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.utils.wait_until import wait_until
+from mjfleet.worker.stop_signals import SAME_SIGNAL_SECONDS
 
 from ..conftest import PATIENCE, Output, Refusal, Run, only_run, rows
 from ..launch.workers import TRAIN, write_noisy
@@ -100,6 +102,38 @@ def test_a_group_and_its_runs_are_found_by_their_names() -> None:
     with pytest.raises(UserError, match="seed_3"):
         find_run(str(group), str(group), logs)
     assert {f"{TASK}/0", f"{TASK}/0/seed_3"} <= set(candidates(["mjfleet", "plot", TASK]))
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_signal_to_every_process_of_a_group_is_one_signal(
+    tmp_path: Path, is_repeated: bool
+) -> None:
+    """The group's launcher passes it on late, as on a slow machine; a second one ends a run."""
+    write_noisy(tmp_path, step="while not os.path.exists('go'): __import__('time').sleep(0.01)")
+    log = tmp_path / "group/seed_1.log"
+    flags = ("--gpu-ids", "None", "--seeds", "1", "--run-dir", "group")
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(
+            [*TRAIN, "noisy", *flags], cwd=tmp_path, stdout=output, start_new_session=True
+        )
+
+    def wait_for(text: str, file: Path) -> None:
+        assert wait_until(lambda: file.exists() and text in file.read_text(), PATIENCE)
+
+    wait_for("iteration=1/", log)
+    (member,) = psutil.Process(process.pid).children()
+    for one, shown in ((member, log), (process, tmp_path / "output")):
+        one.send_signal(signal.SIGTERM)
+        wait_for("SIGTERM: stopping after this iteration", shown)
+        time.sleep(5 * SAME_SIGNAL_SECONDS)  # The launcher passes it on within this time.
+    if is_repeated:
+        process.send_signal(signal.SIGTERM)
+        wait_for("SIGTERM: stopping at once", log)
+    (tmp_path / "go").touch()
+    assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert ("at once\n" in log.read_text().replace("more stops at once", "")) == is_repeated
+    assert any(tmp_path.glob("group/seed_1/checkpoints/*.pt")) != is_repeated
+    assert read_record(tmp_path / "group/seed_1")["status"] == "stopped"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from mjfleet.errors import Stopped
+from mjfleet.utils.parent_death import AT_ONCE, STOP_VARIABLE
 from mjfleet.worker.stop_signals import CONTROLLED, SAME_SIGNAL_SECONDS, StopRequest
 
 IMPORTING = """
@@ -30,7 +31,7 @@ except Stopped as stopped:
 
 @pytest.fixture(autouse=True)
 def same_handlers_afterwards() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in CONTROLLED}
+    before = {number: signal.getsignal(number) for number in (*CONTROLLED, AT_ONCE)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -94,6 +95,23 @@ def test_signals_of_scheduler_and_launcher_finish_a_workers_iteration_once() -> 
             send(signal.SIGTERM)
         assert stop.check() == signal.SIGTERM
     assert len(lines) == 1
+
+
+def test_where_the_parent_passes_signals_on_it_alone_says_what_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(STOP_VARIABLE, str(os.getppid()))
+    said: list[str] = []
+    with StopRequest(said.append).installed() as stop, stop.deferred():
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            send(number)
+        assert stop.check() == signal.SIGTERM
+        with pytest.raises(Stopped) as stopped:
+            send(AT_ONCE)
+    assert stopped.value.signal_number == signal.SIGTERM
+    assert [line.partition(";")[0] for line in said] == [
+        "SIGTERM: stopping after this iteration", "SIGTERM: stopping at once",
+    ]  # fmt: skip
 
 
 def test_another_signal_is_another_one_however_soon() -> None:

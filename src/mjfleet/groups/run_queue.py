@@ -4,6 +4,7 @@ A member is a child process `train` with a run directory of its own: one for eac
 group, or each trial of a sweep.
 """
 
+import os
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import read_record
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
+from mjfleet.utils.parent_death import AT_ONCE, STOP_VARIABLE
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import StopRequest
 
@@ -57,16 +59,19 @@ class Member:
         words = *common, "--run-dir", str(self.run_dir), *self.flags, *share.flags
         command = python_module("mjfleet.cli.train", *words)
         with self.log_file.open("ab") as log:
-            self._child = ChildProcess(command, stdout=log, stderr=log, is_foreign=True)
+            stop = {STOP_VARIABLE: str(os.getpid())}
+            self._child = ChildProcess(
+                command, environ=stop, stdout=log, stderr=log, is_foreign=True
+            )
 
     @property
     def has_ended(self) -> bool:
         return self._child.exit_code() is not None
 
     def stop(self, number: int = signal.SIGTERM, at_once: bool = False) -> None:
-        """Ask it, once, to save and stop after this iteration, or to stop `at_once`."""
+        """Ask it, once, to save and stop after this iteration; asked `at_once` then, stop it."""
         if at_once or not self._signal:
-            self._signal = number
+            self._signal = number = AT_ONCE if self._signal else number
             self._child.send_signal(signal.Signals(number))
 
     def close(self) -> None:

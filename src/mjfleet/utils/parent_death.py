@@ -8,6 +8,10 @@ import time
 
 PARENT_VARIABLE = "MJFLEET_PARENT"  # With the process number of the parent, which sets it.
 MISTAKE_VARIABLE = "MJFLEET_MISTAKE"  # With the parent's file for a mistake of the user's.
+STOP_VARIABLE = "MJFLEET_STOP"
+"""With the number of the parent, where the parent ends this process at once by AT_ONCE: a signal
+that a scheduler or systemd sends to every process, and that the parent passes on, is one signal."""
+AT_ONCE = signal.SIGRTMIN  # A signal that nobody else sends.
 PARENT_POLL_SECONDS = 0.1
 ORPHAN_STOP_SECONDS = 60.0  # For a process to save and stop after its parent has ended.
 

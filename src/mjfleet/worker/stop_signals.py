@@ -1,6 +1,7 @@
 """Signals by which a person or a scheduler asks a run to stop. Imports nothing heavy."""
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from types import FrameType
 
 from mjfleet.errors import Stopped
 from mjfleet.utils.console import print_line
+from mjfleet.utils.parent_death import AT_ONCE, STOP_VARIABLE
 
 CONTROLLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """The signals that are handled. Schedulers often announce the end of a job by SIGUSR1."""
@@ -20,7 +22,9 @@ has sent to the whole group."""
 class StopRequest:
     """Handles signals: the first raises Stopped or, inside `deferred`, only sets `received`.
 
-    A second signal raises Stopped in any case. SIGUSR1 and SIGUSR2 count as SIGTERM.
+    A second signal raises Stopped in any case. SIGUSR1 and SIGUSR2 count as SIGTERM. With
+    STOP_VARIABLE, only the parent's AT_ONCE is a second signal: it passes on others, which this
+    process may have received as well.
 
     Args:
         say: prints a line about a signal.
@@ -35,6 +39,7 @@ class StopRequest:
         self._say, self._ends_from_outside = say, ends_from_outside
         self._is_deferred = self._is_announced = self._is_raised = False
         self._last = 0, -math.inf  # The newest signal, and when it came.
+        self._counts = os.environ.get(STOP_VARIABLE) != str(os.getppid())
 
     @contextmanager
     def installed(self) -> Iterator["StopRequest"]:
@@ -45,6 +50,7 @@ class StopRequest:
         kept = CONTROLLED if self._ends_from_outside else (signal.SIGHUP,)
         kept = [number for number in kept if signal.getsignal(number) == signal.SIG_IGN]
         handled = [number for number in CONTROLLED if number not in kept]
+        handled += [] if self._counts else [AT_ONCE]
         before = {number: signal.signal(number, self._handle) for number in handled}
         try:
             yield self
@@ -81,6 +87,10 @@ class StopRequest:
         if number == self._last[0] and now - self._last[1] < SAME_SIGNAL_SECONDS:
             return
         self._last = number, now
+        if number == AT_ONCE:
+            number = self.received or signal.SIGTERM
+        elif self.received is not None and not self._counts:
+            return
         is_first, name = self.received is None, signal.Signals(number).name
         is_user = number in (signal.SIGUSR1, signal.SIGUSR2)
         self.received = signal.SIGTERM if is_user else number
