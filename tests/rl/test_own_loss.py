@@ -219,6 +219,10 @@ def writes(name: str, change: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
         ({"modules": lambda self: {"actor": nn.Linear(1, 1)}}, "'actor' is no name .* or taken"),
         ({"modules": lambda self: {"keys": nn.Linear(1, 1)}}, "'keys' is no name .* or taken"),
         ({"modules": lambda self: [nn.Linear(1, 1)]}, "return a dictionary of networks"),
+        (
+            {"modules": lambda self: {"scale": nn.Parameter(torch.zeros(()))}},
+            r"modules returns \{'scale': 'Parameter'\}: .*parameter in an `nn\.ParameterDict`",
+        ),
     ],
 )
 def test_a_mistake_is_one_message_when_it_is_built(members: dict[str, Any], words: str) -> None:
@@ -266,7 +270,7 @@ def never_learned(**attributes: Any) -> type[PPO]:
     ],
 )
 def test_what_nobody_learns_is_refused_by_its_name(name: str, attributes: dict[str, Any]) -> None:
-    words = rf"Elsewhere\.{re.escape(name)} requires a gradient and is not learned: .*modules"
+    words = rf"Elsewhere\.{re.escape(name)} requires a gradient and is not learned\. .*modules"
     with pytest.raises(UserError, match=words):
         make_runner(never_learned(**attributes))
 

@@ -58,7 +58,7 @@ def test_values_have_the_types_of_their_fields(tried: str, wanted: Distribution)
         ("agent.actor.activation=elu,exp", "'exp'"),
         ("agent.actor.hidden-dims=64..128", "no number"),
         ("log-root=a,b", "log_root"),
-        ("agent.algorithm.group_size=4,8", "has no effect: --agent.algorithm.name is ppo"),
+        ("agent.algorithm.group_size=4,8", "has no effect with --agent.algorithm.name ppo"),
     ],
 )
 def test_what_a_field_does_not_allow_is_refused(tried: str, message: str) -> None:

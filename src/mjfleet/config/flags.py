@@ -75,7 +75,7 @@ def parse_flags(
             print(OTHER_STACKS, file=sys.stderr)
         raise
     if unknown:
-        raise _unknown(kind, default, unknown, prog)
+        raise _unknown(kind, default, unknown, prog, flags)
     return parsed
 
 
@@ -100,18 +100,18 @@ def _flags(kind: type[Any], default: Any) -> Iterator[Leaf]:
             yield leaf
 
 
-def _as_switches(kind: type[Any], default: Any, words: Sequence[str]) -> Sequence[str]:
-    """Return the words of flags with `--x True` as `--x`, and `--x=False` as `--no-x`."""
-    if not any(word.rpartition("=")[2] in TRUTH for word in words):
-        return words
-    switches = {
-        flag: leaf.name
-        for leaf in leaves(kind, default)
-        if leaf.is_switch
-        for flag in flags_of(leaf.name)
-    }
-    written = list[str]()
-    for word in words:
+def _switches(kind: type[Any], default: Any) -> dict[str, str]:
+    """Return the fields of flags that are on or off, by the flags that turn them on."""
+    switches = [leaf.name for leaf in leaves(kind, default) if leaf.is_switch]
+    return {flag: name for name in switches for flag in flags_of(name)}
+
+
+def _as_switches(kind: type[Any], default: Any, arguments: Sequence[str]) -> Sequence[str]:
+    """Return the arguments with `--x` for `--x True`, and `--no-x` for `--x=False`."""
+    if not any(word.rpartition("=")[2] in TRUTH for word in arguments):
+        return arguments
+    switches, written = _switches(kind, default), list[str]()
+    for word in arguments:
         flag, equals, value = word.partition("=")
         if not equals:
             flag, value = (written or [""])[-1], word
@@ -124,12 +124,18 @@ def _as_switches(kind: type[Any], default: Any, words: Sequence[str]) -> Sequenc
     return written
 
 
-def _unknown(kind: type[Any], default: Any, words: Sequence[str], prog: str) -> UserError:
-    """Return the message about words that are no flags of a command, nor values of any."""
-    flag = next((word for word in words if word.startswith("-")), "")
+def _unknown(
+    kind: type[Any], default: Any, unknown: Sequence[str], prog: str, flags: Sequence[str]
+) -> UserError:
+    """Return the message about arguments that are no flags of a command, nor values of any."""
+    flag = next((word for word in unknown if word.startswith("-")), "")
     known = [one for leaf in _flags(kind, default) for one in flags_of(leaf.name)]
-    if not flag:
-        text = f"`{words[0]}` is one word too many."
+    words = [part for word in flags for part in word.split("=", 1)]
+    before = {word: last for last, word in pairwise(("", *words))}.get(unknown[0], "")
+    if not flag and before.replace("_", "-") in _switches(kind, default):
+        text = f"{before} may be followed by True or False, not by `{unknown[0]}`."
+    elif not flag:
+        text = f"`{unknown[0]}` is one word too many."
     else:
         flag = flag.partition("=")[0].replace("_", "-")
         text = f"there is no flag {flag}."
@@ -175,7 +181,7 @@ def _refuse_differing(arguments: Sequence[str]) -> None:
         first = given.setdefault(name, words)
         if name and words is not first and _values(words) != _values(first):
             one, two = (shlex.join(both) for both in (first, words))
-            raise UserError(f"{one} and {two}: these set the same, to different values; give one.")
+            raise UserError(f"{one} and {two} set one field to different values: give one of them.")
 
 
 def _values(words: Sequence[str]) -> list[str | float]:

@@ -1,6 +1,6 @@
-"""Fields of the agent that do nothing with the values of others, and their refusal if typed.
+"""Finds fields of the agent that have no effect with the values of others, and refuses typed ones.
 
-Defaults and files may have them: a task's configuration is for every algorithm.
+Defaults and files may set them: a task's configuration is for every algorithm.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,7 +20,7 @@ class Unused(NamedTuple):
     decider: str
     """The field that decides it."""
     why: str
-    """A message for the user, which says what the decider must be."""
+    """A message for the user, which says what value the decider needs."""
 
 
 def _one_of(*names: str) -> Rule:
@@ -32,7 +32,7 @@ PPO, GRPO, DISTILLATION = (_one_of(name) for name in ("ppo", "grpo", "distillati
 BOTH = _one_of("ppo", "grpo")
 RNN, CNN, GAUSSIAN = (_one_of(name) for name in ("RNNModel", "CNNModel", "GaussianDistribution"))
 TRUE = Rule(bool, "True")
-IS_SET = Rule(lambda v: v is not None, "set in the task's configuration or in a file")
+IS_SET = Rule(lambda v: v is not None, "a value from the task's configuration or a file")
 WANDB = Rule(lambda v: "wandb" in v, "wandb, alone or with tensorboard")
 NEEDS = (
     ("algorithm.group_size", "algorithm.name", GRPO),
@@ -61,17 +61,16 @@ NEEDS = (
     ("obs_groups.rnd_state", "algorithm.rnd_cfg", IS_SET),
     ("wandb.", "logger", WANDB),
 )
-"""Fields, by the beginning of their names; another field; and the values of that with which they
-count."""
+"""The beginning of a field's name; the field that decides about it; values with which it counts."""
 CLASSES = {
     "algorithm.": "algorithm.name", "actor.": "actor.class_name", "critic.": "critic.class_name",
 }  # fmt: skip
-"""By the beginning of fields' names, the field whose class reads those that a task has added."""
+"""The field that names the class which reads fields of a task's own, by the beginning of those."""
 OWN_CLASS = Rule(is_class_path, "the `module:Class` that reads it")
 
 
 def unused_fields(agent: AgentConfig, names: Iterable[str]) -> Iterator[Unused]:
-    """Yield those of the named fields, by dotted names, that have no effect in a configuration."""
+    """Yield the fields that have no effect in a configuration, of those with these dotted names."""
     for name in sorted(name for name in names if name.startswith("agent.")):
         below = name.removeprefix("agent.")
         needs = [(decider, rule) for start, decider, rule in NEEDS if below.startswith(start)]
@@ -82,8 +81,8 @@ def unused_fields(agent: AgentConfig, names: Iterable[str]) -> Iterator[Unused]:
             if not rule.holds(value):
                 flag, other = (f"--{n}".replace("_", "-") for n in (name, f"agent.{decider}"))
                 shown = " ".join(value) if isinstance(value, tuple) else value
-                why = f"{flag} has no effect: {other} is {shown}, and it would have to be "
-                yield Unused(name, f"agent.{decider}", f"{why}{rule.allowed}.")
+                why = f"{flag} has no effect with {other} {shown}; it needs {rule.allowed}."
+                yield Unused(name, f"agent.{decider}", why)
                 break
 
 

@@ -87,7 +87,15 @@ class Algorithm(algorithms.PPO):
     def _own_modules(self) -> dict[str, nn.Module]:
         found, where = self.modules(), f"{type(self).__name__}.modules"
         if not isinstance(found, dict) or not all(isinstance(x, nn.Module) for x in found.values()):
-            raise UserError(f"{where} returns {found!r:.60}: return a dictionary of networks.")
+            shown = (
+                {k: type(v).__name__ for k, v in found.items()}
+                if isinstance(found, dict)
+                else found
+            )
+            raise UserError(
+                f"{where} returns {shown!r:.60}: return a dictionary of networks, with a single "
+                "parameter in an `nn.ParameterDict`."
+            )
         for name in found:
             if not str(name).isidentifier() or hasattr(nn.ModuleDict, name) or name in TAKEN:
                 raise UserError(f"{where}: {name!r} is no name for a network, or taken.")

@@ -1,4 +1,4 @@
-"""Checks networks and loss of a subclass of PPO before they are learned from. Runs in a worker."""
+"""Checks the networks and the loss of a subclass of PPO before training. Runs in a worker."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +15,11 @@ from mjfleet.rl.minibatches import Minibatch, forget_nodes
 
 NAME = re.compile(r"[A-Za-z0-9_]+")
 CLOSE = 1e-3
-"""The difference of two distributions that counts as rounding, relative to the greatest value."""
+"""Relative to the greatest value, the difference of two distributions that counts as rounding."""
 
 
 def check_networks(alg: Any) -> None:
-    """Raise UserError if a network, which may be of the user's class, has layers that torch does
-    not know of, such as those in a list."""
+    """Raise UserError if a network has layers that torch does not find, such as those in a list."""
     for name in ("actor", "critic", "extra"):
         network: nn.Module = getattr(alg, name)
         known = {*network.parameters()}
@@ -28,9 +27,9 @@ def check_networks(alg: Any) -> None:
             for what, leaf in _leaves_of(module, place):
                 if leaf not in known:
                     raise UserError(
-                        f"{what} is not learned, since {name} does not know of it: make it an "
-                        "attribute of its own, an `nn.ModuleList` instead of a list, an "
-                        "`nn.Parameter` instead of a tensor."
+                        f"{what} is not learned, since torch does not find it in {name}. Make it "
+                        "an attribute of its own; put layers into an `nn.ModuleList` instead of a "
+                        "list; make an `nn.Parameter` of a tensor."
                     )
 
 
@@ -38,7 +37,7 @@ def check(alg: Any, observations: TensorDict) -> None:
     """Try the loss of a subclass on the first observations; nothing is learned.
 
     Raises:
-        UserError: it cannot be learned from.
+        UserError: nothing can be learned from the loss.
     """
     learned = _learned(alg)
     for name, leaf in _leaves_of(alg, type(alg).__name__):
@@ -70,7 +69,7 @@ def _check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
     """Return the names of the parts of an algorithm's loss; nothing is learned.
 
     Raises:
-        UserError: the loss cannot be learned from.
+        UserError: nothing can be learned from the loss.
     """
     where = f"{type(alg).__name__}.loss"
     versions = [tensor._version for tensor in minibatch.tensors()]
@@ -91,12 +90,12 @@ def _check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
     for name in parts:
         if not NAME.fullmatch(name):
             raise UserError(f"{where}: {name!r} is no name of a part: take letters, digits and _.")
-    # Another call makes its own copies of what the first one has made, such as inputs for a
-    # gradient penalty. What both use is kept somewhere, to be learned.
+    # Each call makes its own inputs for a gradient penalty and the like. A tensor that two calls
+    # use is kept somewhere, so that it could be learned.
     if unknown := _leaves_under(total) - _learned(alg):
-        named = {leaf: name for name, leaf in _leaves_of(alg, type(alg).__name__)}
+        names = {leaf: name for name, leaf in _leaves_of(alg, type(alg).__name__)}
         for leaf in unknown & _leaves_under(alg.loss(minibatch)[0]):
-            raise _not_learned(named.get(leaf) or f"a tensor {_kind(leaf)} that {where} uses")
+            raise _not_learned(names.get(leaf) or f"a tensor {_kind(leaf)} that {where} uses")
     learned = alg.gradient.parameters
     gradients = (None,)
     if total.requires_grad:
@@ -113,8 +112,8 @@ def _check_distribution(alg: Any, minibatch: Minibatch) -> None:
     def parameters() -> list[torch.Tensor]:
         return [p.detach().clone() for p in actor.output_distribution_params]
 
-    # All steps of the rollout have the same observations, so that a sample would be equal to its
-    # neighbours. Values between 0 and 1 stay there.
+    # All steps of the rollout have the same observations, so that samples would be equal to their
+    # neighbours. This makes them differ; values between 0 and 1 stay there.
     for group in alg.storage.observations.values():
         for step in group if group.is_floating_point() else ():
             step.lerp_(step.new_tensor(0.5), torch.rand_like(step) * 0.2)
@@ -125,7 +124,7 @@ def _check_distribution(alg: Any, minibatch: Minibatch) -> None:
         for _ in range(2):
             actor.distribution.update(actor.mlp(minibatch.actor_inputs))
             expected.append(parameters())
-    is_random = not all(map(_are_close, *expected))  # As with dropout.
+    is_random = not all(map(_are_close, *expected))  # Dropout makes it random, for example.
     has_shape = [p.shape for p in left] == [p.shape for p in minibatch.distribution]
     if not (has_shape and (is_random or all(map(_are_close, left, expected[0])))):
         raise UserError(
@@ -141,27 +140,28 @@ def _are_close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _refuse_changes(where: str, minibatch: Minibatch, versions: Sequence[int]) -> None:
-    """Raise UserError if tensors of a minibatch have been written since they had the versions."""
+    """Raise UserError if tensors of a minibatch were written, so that their versions differ."""
     names = [*minibatch._fields[:-1], *["distribution"] * len(minibatch.distribution)]
     for name, tensor, version in zip(names, minibatch.tensors(), versions, strict=True):
         if tensor._version != version:
             raise UserError(
                 f"{where} changes minibatch.{name} in place. Each epoch has the same minibatches, "
-                "so that it would change again and again: compute a new tensor, as in "
-                "`advantages = 1.5 * minibatch.advantages`, and give that to others by "
+                "so that it would change again and again. Compute a new tensor, as in "
+                "`advantages = 1.5 * minibatch.advantages`, and pass it to `super().loss` by "
                 "`minibatch._replace(advantages=advantages)`."
             )
 
 
 def _learned(alg: Any) -> set[torch.Tensor]:
-    """Return what is learned: by the algorithm's optimiser, or another that it has."""
+    """Return the parameters in the algorithm's optimiser, or in one that is its attribute."""
     own = [value for value in vars(alg).values() if isinstance(value, Optimizer)]
     groups = [group["params"] for optimizer in own for group in optimizer.param_groups]
     return {*alg.gradient.parameters, *(parameter for group in groups for parameter in group)}
 
 
 def _leaves_of(owner: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what an object's attributes, and lists and dictionaries among them, have to learn."""
+    """Yield the leaves that require a gradient, with their places: in an object's attributes, and
+    in lists and dictionaries among these."""
     for attribute, value in vars(owner).items():
         found = {f"{name}.{attribute}": value}
         if isinstance(value, (list, tuple)):
@@ -192,9 +192,9 @@ def _leaves_under(total: torch.Tensor) -> set[torch.Tensor]:
 
 def _not_learned(what: str) -> UserError:
     return UserError(
-        f"{what} requires a gradient and is not learned: return it from `modules()`, a single "
-        "parameter in an `nn.ParameterDict`, and use it by `self.extra`; or, if it is not to be "
-        "learned, call its `requires_grad_(False)`."
+        f"{what} requires a gradient and is not learned. Return it from `modules()`, a single "
+        "parameter in an `nn.ParameterDict`, and use it by `self.extra`. If it is to stay as it "
+        "is, call its `requires_grad_(False)`."
     )
 
 
