@@ -1,7 +1,7 @@
 """Brings rank 0's output to the launcher's terminal and to its log file. Runs in the launcher."""
 
+import atexit
 import fcntl
-import logging
 import os
 import pty
 import select
@@ -10,22 +10,26 @@ import threading
 import tty
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import BinaryIO, Self
 
-logger = logging.getLogger(__name__)
+LOG_LIMIT = 16 << 20  # Bytes by which the terminal may be behind the log file before it loses some.
+MEMORY_LIMIT = 1 << 20  # The same without a log file: they are kept in memory.
+SHOW_SECONDS = 2.0  # How long the end of a run waits for a terminal that is behind.
 
 
 class OutputRelay:
     """Copies rank 0's output to this process's own, byte by byte, and into its log file.
 
     Standard output and standard error have a channel each: a pseudo-terminal if this process writes
-    to a terminal, otherwise a pipe.
+    to a terminal, otherwise a pipe. A thread empties them, and never waits for the terminal: rank 0
+    would wait with it, and so would all others.
     """
 
     def __init__(self, log_file: Path | None) -> None:
-        self._log: BinaryIO | None = log_file.open("ab", buffering=0) if log_file else None
+        self._log: BinaryIO | None = log_file.open("a+b", buffering=0) if log_file else None
+        self._terminal = _Terminal(self._log)
         self._channels = {stream: _channel(stream) for stream in (1, 2)}
-        self._silent: set[int] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._copy, name="relay", daemon=True)
         self._thread.start()
@@ -39,8 +43,7 @@ class OutputRelay:
         for ends in self._channels.values():
             for end in ends:
                 os.close(end)
-        if self._log:
-            self._log.close()
+        self._terminal.close()
 
     @property
     def paths(self) -> tuple[str, str]:
@@ -50,17 +53,16 @@ class OutputRelay:
 
     def pass_on(self, stream: int, data: bytes) -> None:
         """Write output of rank 0 to both; a failure is a warning, since rank 0 must not wait."""
+        place = None
         if self._log:
             try:
                 self._log.write(data)
+                place = self._log.tell() - len(data)
             except OSError as error:
-                logger.warning("%s ends here: %s", self._log.name, error.strerror)
+                text = f"{self._log.name} ends here: {error.strerror}\n"
+                self._terminal.show(2, text.encode(errors="replace"))
                 self._log = None
-        while data and stream not in self._silent:
-            try:
-                data = data[os.write(stream, data) :]
-            except OSError:  # As after `| head`, or on a full disk: the log file has it.
-                self._silent.add(stream)
+        self._terminal.show(stream, data, place)
 
     def _copy(self) -> None:
         streams = {reader: stream for stream, (reader, _) in self._channels.items()}
@@ -74,6 +76,72 @@ class OutputRelay:
                 self.pass_on(streams[reader], os.read(reader, 65536))
             if ended and not ready:
                 return
+
+
+class _Terminal:
+    """Writes to this process's standard output and error, in a thread that may be held up there.
+
+    What it has not written yet is in the log file, or in memory. Beyond a limit whole lines are
+    left out, and a line says how many.
+    """
+
+    def __init__(self, log: BinaryIO | None) -> None:
+        self._log = log
+        # Stream, size, and the data itself or its place in the log file.
+        self._pieces = SimpleQueue[tuple[int, int, bytes | int] | None]()
+        self._queued = self._written = 0  # Bytes; each number is changed by one thread.
+        self._missing: dict[int, int] = {}  # Lines of a stream that are being left out.
+        self._thread = threading.Thread(target=self._write, name="terminal", daemon=True)
+        self._thread.start()
+
+    def show(self, stream: int, data: bytes, place: int | None = None) -> None:
+        """Write data, which is at a `place` in the log file or nowhere, as soon as possible."""
+        limit = MEMORY_LIMIT if place is None else LOG_LIMIT
+        behind = self._queued - self._written + len(data)
+        line_end = data.find(b"\n") + 1
+        if stream in self._missing:
+            if behind > limit // 2 or not line_end:
+                self._missing[stream] += data.count(b"\n")
+                return
+            self._missing[stream] += 1
+            self._say_what_is_missing(stream)
+            data, place = data[line_end:], None if place is None else place + line_end
+        elif behind > limit:
+            self._missing[stream] = data.count(b"\n", line_end)
+            data = data[:line_end]
+        self._queued += len(data)
+        self._pieces.put((stream, len(data), data if place is None else place))
+
+    def close(self) -> None:
+        """Write what is left; where nobody reads it, the end of this process waits for that."""
+        for stream in [*self._missing]:
+            self._say_what_is_missing(stream)
+        self._pieces.put(None)
+        self._thread.join(SHOW_SECONDS)
+        if self._thread.is_alive():
+            atexit.register(self._thread.join)
+
+    def _say_what_is_missing(self, stream: int) -> None:
+        where = f"; {self._log.name} has them" if self._log else ""
+        text = f"lines that were not shown here: {self._missing.pop(stream)}{where}\n"
+        self._queued += len(data := text.encode(errors="replace"))
+        self._pieces.put((stream, len(data), data))
+
+    def _write(self) -> None:
+        silent: set[int] = set()
+        while piece := self._pieces.get():
+            stream, size, data = piece
+            try:
+                if isinstance(data, int):
+                    assert self._log is not None
+                    data = os.pread(self._log.fileno(), size, data)
+                while data and stream not in silent:
+                    data = data[os.write(stream, data) :]
+            except OSError:  # As after `| head`, or on a full disk: the log file has it.
+                silent.add(stream)
+            self._written += size
+        if self._log:
+            self._log.close()
 
 
 def _channel(stream: int) -> tuple[int, int]:

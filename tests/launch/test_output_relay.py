@@ -1,0 +1,84 @@
+"""Output of rank 0 on its way to a terminal that somebody reads, or nobody."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mjfleet.utils.wait_until import wait_until
+
+from ..conftest import PATIENCE, only_run
+from .workers import PAIR, TRAIN, write_noisy
+
+LINES = 20_000
+SHOUT = f"""if RANK == 0:
+                for i in range({LINES}):
+                    print(f"line {{i}}")
+                    print(f"error {{i}}", file=sys.stderr)"""
+
+RELAY = """
+import sys, time
+from pathlib import Path
+import mjfleet.launch.output_relay as output_relay
+output_relay.LOG_LIMIT, output_relay.MEMORY_LIMIT = 300_000, 200_000
+log = Path(sys.argv[1]) if sys.argv[1:] else None
+with output_relay.OutputRelay(log) as relay:
+    with open(relay.paths[0], "w") as out:
+        for number in range(100_000):
+            print("line", number, file=out)
+    Path("written").touch()
+    while not Path("read").exists():
+        time.sleep(0.01)
+    with open(relay.paths[0], "w") as out:
+        print("line 100000", file=out)
+        print("line 100001", file=out)
+print("the end")
+"""
+
+
+def test_output_that_nobody_reads_holds_up_no_worker(tmp_path: Path) -> None:
+    write_noisy(tmp_path, step=SHOUT)
+    pipe = subprocess.PIPE
+    command = [*TRAIN, "noisy", *PAIR[-4:]]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
+        assert wait_until(lambda: any(tmp_path.glob("logs/*/*/run.json")), PATIENCE)
+        record = only_run(tmp_path, "noisy") / "run.json"
+        assert wait_until(lambda: json.loads(record.read_text())["status"] != "running", PATIENCE)
+        assert json.loads(record.read_text())["status"] == "finished"
+        assert process.poll() is None
+        shown, errors = process.communicate()
+    assert process.returncode == 0
+    lines = [line for line in shown.splitlines() if line.startswith("line")]
+    assert lines == [f"line {number}" for number in range(LINES)]
+    assert errors.splitlines() == [f"error {number}" for number in range(LINES)]
+
+
+@pytest.mark.parametrize("log", [None, "log"])
+def test_a_terminal_that_is_too_far_behind_loses_whole_lines_and_says_how_many(
+    tmp_path: Path, log: str | None
+) -> None:
+    command = [sys.executable, "-c", RELAY, *([log] if log else [])]
+    whole = "".join(f"line {number}\n" for number in range(100_002))
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert wait_until((tmp_path / "written").exists, PATIENCE)
+        assert process.stdout
+        shown = ""
+        while "line 2000\n" not in shown:
+            shown += os.read(process.stdout.fileno(), 1000).decode()
+        (tmp_path / "read").touch()
+        shown += process.stdout.read()
+    assert process.returncode == 0
+    if log:
+        assert (tmp_path / log).read_text() == whole
+    before, note, after = shown.partition("lines that were not shown here: ")
+    assert whole.startswith(before)
+    assert len(before) > 200_000
+    assert note
+    told, *rest = after.splitlines()
+    assert told.endswith("; log has them") == bool(log)
+    kept = before.count("\n") + len([line for line in rest if line.startswith("line")])
+    assert int(told.partition(";")[0]) + kept == 100_002
+    assert rest[-1] == "the end"
