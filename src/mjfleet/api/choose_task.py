@@ -103,7 +103,7 @@ def new_run_dir(config: TrainConfig) -> Path:
 
 
 def as_flags(changes: Mapping[str, Any]) -> list[str]:
-    """Return changes as the flags of a command, but for what an AgentConfig has without effect."""
+    """Return changes as flags of a command, without fields of an AgentConfig without effect."""
     changed, agent = by_dotted_name(plain(changes)), changes.get("agent")
     if isinstance(agent, AgentConfig):
         for field in unused_fields(agent, list(changed)):

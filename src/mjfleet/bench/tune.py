@@ -21,7 +21,7 @@ GAIN = 1.05  # More environments are worth it where throughput grows by this fac
 WARMUP = 2  # Iterations that are not measured: they compile, and capture CUDA graphs.
 MEASURED_SECONDS = 2.0  # How long to measure at least,
 ITERATIONS = 3  # and how many iterations at least.
-LEFT_OUT = ("video_interval", "eval_interval", "agent.logger")  # Of the runs that are measured.
+LEFT_OUT = ("video_interval", "eval_interval", "agent.logger")  # Fields that are not measured.
 USAGE = """usage: mjfleet tune TASK [--gpu-ids ...] [--cpu-workers N] ...
 
 Measure how many environments per worker train fastest on these devices: train with 256, then with

@@ -37,7 +37,7 @@ SHORT = {
 NEGATION = re.compile(r"(?<![^.])no_(?=[^.]*$)")
 TRUTH = {"True": True, "False": False, "true": True, "false": False}
 MOST_LISTED = 12
-"""The message about an unknown flag lists up to so many flags; of more, it names similar ones."""
+"""How many flags the message about an unknown one lists at most; of more it names similar ones."""
 
 
 def parse_flags(
@@ -82,7 +82,7 @@ def parse_flags(
 def parse_known(
     kind: type[Arguments], flags: Sequence[str], prog: str | None = None, default: Any = None
 ) -> tuple[Arguments, list[str]]:
-    """Parse the flags of `kind` that are among others; return them, and the other words.
+    """Parse the flags of `kind` that are among others; return them, and the other arguments.
 
     UserError as for `parse_flags`, also for fields of another kind that are given twice.
     """
@@ -94,7 +94,7 @@ def parse_known(
 
 
 def _flags(kind: type[Any], default: Any) -> Iterator[Leaf]:
-    """Yield the fields that are flags, not words without one."""
+    """Yield the fields that are flags, without positional arguments."""
     for leaf in leaves(kind, default):
         if not {*getattr(leaf.hint, "__metadata__", ())} & {*get_args(tyro.conf.Positional[str])}:
             yield leaf
@@ -159,12 +159,14 @@ def typed_fields(arguments: Sequence[str]) -> frozenset[str]:
 
 
 def without_fields(arguments: Sequence[str], names: Collection[str]) -> list[str]:
-    """Return the arguments without the flags, and their values, of fields by dotted name."""
-    return [word for name, words in _by_field(arguments) if name not in names for word in words]
+    """Return the arguments without the flags, and their values, of the fields with these dotted
+    names."""
+    parts = [part for name, part in _by_field(arguments) if name not in names]
+    return [word for part in parts for word in part]
 
 
 def _by_field(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Return each flag with its values, after its field's dotted name; first, words before any."""
+    """Return pairs of a field's dotted name and its flag with values; first, what is before any."""
     long, found = {short: name for name, short in SHORT.items()}, [("", list[str]())]
     for word in arguments:
         if word.startswith("--"):
@@ -177,20 +179,20 @@ def _by_field(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
 def _refuse_differing(arguments: Sequence[str]) -> None:
     """Raise UserError if two flags give one field different values; one would have no effect."""
     given = dict[str, list[str]]()
-    for name, words in _by_field(arguments) if not {*HELP, LIST_FLAGS} & {*arguments} else ():
-        first = given.setdefault(name, words)
-        if name and words is not first and _values(words) != _values(first):
-            one, two = (shlex.join(both) for both in (first, words))
+    for name, last in _by_field(arguments) if not {*HELP, LIST_FLAGS} & {*arguments} else ():
+        first = given.setdefault(name, last)
+        if name and last is not first and _values(last) != _values(first):
+            one, two = shlex.join(first), shlex.join(last)
             raise UserError(f"{one} and {two} set one field to different values: give one of them.")
 
 
-def _values(words: Sequence[str]) -> list[str | float]:
-    """Return a flag's values in one form, in which those that are written differently are equal."""
-    flag, equals, value = words[0].partition("=")
-    texts = [value, *words[1:]] if equals else list(words[1:])
+def _values(arguments: Sequence[str]) -> list[str | float]:
+    """Return the values of a flag, in one form for all spellings."""
+    flag, equals, value = arguments[0].partition("=")
+    texts = [value, *arguments[1:]] if equals else list(arguments[1:])
     if len(texts) == 1 and texts[0].startswith("["):
         texts = [text.strip() for text in texts[0].strip("[]").split(",")]
-    if not texts:  # A flag that is on or off.
+    if not texts:  # The flag is a switch.
         return [not NEGATION.search(flag.removeprefix("--").replace("-", "_"))]
     return list(map(_value, texts))
 

@@ -1,4 +1,4 @@
-"""Checks what delays, histories, timers and levels are given."""
+"""Checks the arguments of delays, histories, timers and levels."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from mjfleet.errors import UserError
 
 
 def wrong_numbers(env: Env[Any], what: str, wanted: str) -> UserError:
-    """Return the error of something that is made with numbers that are not `wanted`."""
+    """Return the error about a part that is made with numbers that are not `wanted`."""
     return UserError(f"{type(env).__name__}: the numbers of {what} must be {wanted}.")
 
 

@@ -9,7 +9,7 @@ from mjfleet.env.environment import Env
 
 
 class Delay:
-    """Returns the values that it was given some steps ago: the latency of a motor or a sensor.
+    """Passes values on some steps late: the latency of a motor or a sensor.
 
     Each episode draws its own latency.
     """

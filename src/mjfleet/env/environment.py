@@ -254,8 +254,8 @@ class Env(StatefulEnv[C]):
         count, sums = 1 + len(self.reward_names), 2 * len(self.metric_names)
         self._rows = count
         if weights:
-            each = [1.0, *(weights.get(name, 1.0) for name in self.reward_names), *[1.0] * sums]
-            self._weights = torch.tensor(each, device=self.device).unsqueeze(1)
+            column = [1.0, *(weights.get(name, 1.0) for name in self.reward_names), *[1.0] * sums]
+            self._weights = torch.tensor(column, device=self.device).unsqueeze(1)
         # Rows: 1, the terms, and dividend and divisor of each metric. Sums of an episode so far;
         # since statistics were read, of all steps, of episodes that ended, and their number.
         self._sums = self._states.add("_sums", (count,), torch.float32)

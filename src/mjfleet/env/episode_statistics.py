@@ -11,7 +11,7 @@ Sums = dict[str, tuple[float, float]]
 """By name: a sum, and the count that it is to be divided by. Those of several ranks are added."""
 
 EARLY = 3
-"""Steps: episodes that end that soon teach nothing."""
+"""Episodes of at most so many steps teach nothing."""
 
 
 def early_end(length: float | None, most: int) -> list[str]:

@@ -85,7 +85,7 @@ def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
             f"{type(env).__name__}.levels_to_evaluate({count}) returns {list(numbers)}; it must "
             f"return one or more levels from 0 to {count - 1}."
         )
-    # The middle of each environment's part of the levels: 1 of 8 is level 4, 2 are 2 and 6.
+    # Each environment has the middle of its part: of 8 levels, one has 4; two have 2 and 6.
     places = (2 * env.env_ids + 1) * len(numbers) // (2 * env.shard.total)
     levels = torch.tensor(numbers, device=env.device)[places]
     env.evaluated = env.evaluated or EvaluatedLevels(levels, tuple(sorted({*numbers})))

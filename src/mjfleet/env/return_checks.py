@@ -100,7 +100,7 @@ def check_names(env: Any, rewards: Iterable[str], metrics: Iterable[str]) -> Non
         ("metrics", tuple(metrics), env.metric_names),
     ):
         if found != names:
-            now, first = (", ".join(each) or "nothing" for each in (found, names))
+            now, first = (", ".join(terms) or "nothing" for terms in (found, names))
             raise UserError(
                 f"{type(env).__name__}.{method}() returns {now}, and at first returned {first}: "
                 "return the same names in the same order each time."

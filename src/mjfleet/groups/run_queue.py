@@ -29,7 +29,7 @@ from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import StopRequest
 
 MEMBER_POLL_SECONDS = 0.2
-MEMBER_END_SECONDS = 10.0  # For members to end after a second signal, before they are killed.
+MEMBER_END_SECONDS = 10.0  # How long members may take to end after a second signal.
 MISTAKE = 2  # The exit code of `train` after a mistake of the user's.
 
 

@@ -174,7 +174,7 @@ def _import_for_workers(args: WorkerArgs) -> None:
 
 def main(is_over_ssh: bool = False) -> NoReturn:
     """Serve the launcher at standard input and output; over ssh its silence means it is gone."""
-    wait_for_own_children()  # Over ssh, the other host decides what is inherited.
+    wait_for_own_children()  # The parent, such as sshd, may ignore SIGCHLD.
     os.environ[PARENT_VARIABLE] = str(os.getpid())  # For processes that this one starts.
     # Only the launcher decides when the run ends: here, handlers do nothing. Workers inherit what
     # is ignored, as SIGHUP is under nohup, and handle the rest themselves.

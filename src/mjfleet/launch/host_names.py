@@ -66,7 +66,7 @@ def is_here(name: str) -> bool:
 
 
 def _slurm_scope(environ: Mapping[str, str]) -> str:
-    """Return how the names of SLURM's variables begin: those of srun's step, or of the job."""
+    """Return the prefix of the variables of SLURM that count: the srun step's, or the job's."""
     number = environ.get("SLURM_STEP_ID", "")
     return "SLURM_STEP" if number.isdecimal() and int(number) < MAX_STEP_ID else "SLURM_JOB"
 

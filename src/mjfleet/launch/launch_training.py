@@ -145,7 +145,7 @@ def plan_size(
 
 
 def _why_done(resume: Resume, config: TrainConfig) -> str:
-    """Return the line for a run that has as many iterations as it is to have, or more."""
+    """Return the message for a run that already has all its iterations, or more."""
     done, total = resume.iteration, config.agent.max_iterations
     length = f"--agent.max-iterations {total}"
     if config.total_steps is not None:

@@ -211,8 +211,8 @@ def _explain(arrays: Mapping[str, Any], model: mujoco.MjModel, index: int, bad: 
     steps = range(max(0, bad.step - SHOWN_STEPS + 1), bad.step + 1)
     rows = [("largest |value| in step", [str(step) for step in steps])]
     for name in dict.fromkeys((*SHOWN_QUANTITIES, bad.name)):
-        some = np.abs(arrays[name][steps[0] : steps[-1] + 1, index])
-        rows.append((name, [f"{row.max(initial=0):.4g}" for row in some]))
+        sizes = np.abs(arrays[name][steps[0] : steps[-1] + 1, index])
+        rows.append((name, [f"{row.max(initial=0):.4g}" for row in sizes]))
     lines += [f"  {name:<24}" + "".join(f"{x:>12}" for x in cells) for name, cells in rows]
     kind = bad.name.partition("/")[0]
     lines.append(f"  {NAN_CAUSES[kind]}")

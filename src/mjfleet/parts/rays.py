@@ -180,8 +180,8 @@ def _check_groups(model: mujoco.MjModel, body: int, given: Sequence[int]) -> tup
     seen = (alpha > 0) & np.isin(group, groups)
     own, others = np.flatnonzero(seen & is_own), np.flatnonzero(seen & ~is_own)
     if not others.size:
-        has = ", ".join(map(str, np.unique(group[~is_own & (alpha > 0)]))) or "none"
-        raise UserError(f"no geom to hit is in the groups {groups}; there are some in: {has}.")
+        hittable = ", ".join(map(str, np.unique(group[~is_own & (alpha > 0)]))) or "none"
+        raise UserError(f"no geom to hit is in the groups {groups}; there are some in: {hittable}.")
     if own.size:
         same = [_name(model, int(i)) for i in others if group[i] == group[own[0]]]
         like = f", as is {same[0]}" if same else ""

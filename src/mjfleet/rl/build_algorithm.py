@@ -125,8 +125,8 @@ def _own_settings(kind: type[Any], config: PPOConfig) -> dict[str, Any]:
         return {}
     added = {field.name for field in fields(config)} - {field.name for field in fields(PPOConfig)}
     makers = (vars(owner).get("__init__") for owner in kind.__mro__)
-    named = {name for make in makers if make for name in signature(make).parameters}
-    return {name: getattr(config, name) for name in added & named}
+    parameters = {name for make in makers if make for name in signature(make).parameters}
+    return {name: getattr(config, name) for name in added & parameters}
 
 
 def _missing(agent: AgentConfig, load: Callable[..., Any]) -> str | None:

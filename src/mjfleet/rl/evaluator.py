@@ -16,7 +16,7 @@ LOOK_STEPS = 25
 """Steps between two checks whether all episodes have ended, which wait for the device."""
 
 PREFIX = "eval/"
-"""Before the names of an evaluation's numbers."""
+"""Prefix of the names of an evaluation's numbers."""
 HARMLESS = "BAD", "INERTIA"
 """Beginnings of MuJoCo's warnings by which no contact or constraint is lost."""
 
@@ -90,7 +90,7 @@ class Evaluator:
         return {f"{PREFIX}{name}": value for name, value in values.items()}
 
     def describe_warnings(self, ranks: Sequence[Mapping[str, float]]) -> list[str]:
-        """Return the texts that are due about evaluations, by the values of each rank."""
+        """Return the warnings about evaluations that are due, from the values of each rank."""
         own = [{k.removeprefix(PREFIX): n for k, n in values.items() if k.startswith(PREFIX)}
                for values in ranks]  # fmt: skip
         what = "the policy is not taken for the best: " if lost_contacts(ranks) else ""

@@ -35,7 +35,7 @@ from mjfleet.sim.deferred import Deferred, first, read
 from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import check_fits
 
-HINTED = 2  # The iteration after which a hint about short episodes is due.
+HINT_ITERATION = 2  # The iteration after which a hint about short episodes is due.
 
 
 class Runner:
@@ -299,8 +299,8 @@ class Runner:
             self.alg.eval_mode()
             sums = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat)
             self.alg.train_mode()
-        named = {f"eval/{name}": pair for name, pair in sums.items()}
-        return named | {"eval/seconds": (0.0, float(is_due))}
+        columns = {f"eval/{name}": pair for name, pair in sums.items()}
+        return columns | {"eval/seconds": (0.0, float(is_due))}
 
     def _raise_diverged(self, iteration: int, trouble: str | None, flags: str) -> NoReturn:
         """End the run on every rank with the same message, which names the trouble of each."""
@@ -324,6 +324,6 @@ class Runner:
             self.warnings = self._warnings.describe(ranks, self.env.sim.buffer_use, nan_resets)
             if self.evaluator:
                 self.warnings += self.evaluator.describe_warnings(ranks)
-            if iteration == HINTED:
+            if iteration == HINT_ITERATION:
                 self.warnings += early_end(row["mean_episode_length"], self.env.max_episode_length)
         return row

@@ -171,7 +171,7 @@ def _missing_rows(run_dir: Path, resume: Resume) -> tuple[str, ...]:
     if (run_dir / METRICS_FILE).is_dir():
         raise UserError(f"{run_dir / METRICS_FILE} is a folder; it must be a file: move it away.")
     before = value_at(resume.record, "parent.iteration", 0)
-    with suppress(OSError):  # What is no file of a run is refused before anything is written.
+    with suppress(OSError):  # Refuse what is no file of a run before anything is written.
         rows = max(completed_iterations(run_dir), before if isinstance(before, int) else 0)
         if (missing := (resume.iteration or 0) - rows) > 0:
             return (f"{METRICS_FILE} lacks the rows of the last {missing} iterations",)

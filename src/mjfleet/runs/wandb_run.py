@@ -19,7 +19,7 @@ ADDRESS = re.compile(
     re.ASCII,
 )
 CHECKPOINT = re.compile(r"model_[0-9]{1,12}|best")
-QUERY_SECONDS = 10  # For an answer to a query.
+QUERY_SECONDS = 10  # How long a query may take.
 
 
 def fetch_run(wanted: str, name: str, log_root: Path) -> Path:

@@ -159,8 +159,8 @@ class Trials:
                 f"--metric {study.metric}: runs of {study.task} never log it. They log "
                 f"{', '.join(columns)}."
             )
-        for _, some in groupby(rows, lambda row: (int(row["iteration"]) - 1) // study.interval):
-            *_, last = interval = [*some]
+        for _, group in groupby(rows, lambda row: (int(row["iteration"]) - 1) // study.interval):
+            *_, last = interval = [*group]
             is_complete = int(last["iteration"]) % study.interval == 0
             numbers = [n for row in interval if (n := value(row, study.metric)) is not None]
             if numbers and (is_complete or is_over):

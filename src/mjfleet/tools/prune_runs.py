@@ -44,9 +44,9 @@ def prune(root: Path, conditions: Sequence[str], chosen: Sequence[Summary], yes:
     """List what the conditions name of the chosen runs; `yes`: remove it; return the exit code."""
     from rich.filesize import decimal
 
-    meant = {root / run.run: run for run in chosen if _is_meant(root / run.run, run, conditions)}
+    found = {root / run.run: run for run in chosen if _is_meant(root / run.run, run, conditions)}
     removals: dict[Path, list[Path]] = {}
-    for path, summary in meant.items():
+    for path, summary in found.items():
         try:
             if summary.members is None and (files := _files(root, path, summary, conditions)):
                 removals[path] = files
@@ -54,7 +54,7 @@ def prune(root: Path, conditions: Sequence[str], chosen: Sequence[Summary], yes:
             print_error(f"{summary.run} stays: {error}")
     for group in groups_in(root) if "checkpoints" not in conditions else ():
         runs = members_of(group)  # It goes with the last of them.
-        if removals.keys() >= set(runs) and (runs or group in meant) and not is_locked(group):
+        if removals.keys() >= set(runs) and (runs or group in found) and not is_locked(group):
             removals[group] = _found(group, GROUP_FILES)
     for path, files in removals.items():
         what = f"{len(files)} checkpoints" if "checkpoints" in conditions else "all of it"

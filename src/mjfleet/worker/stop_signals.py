@@ -98,7 +98,7 @@ class StopRequest:
             if is_first and self._is_announced:
                 self._say(f"{name}: stopping after this iteration; once more stops at once")
             elif is_first and is_user and not self._ends_from_outside:
-                self._say(f"{name} counts as SIGTERM")  # Which rank 0 is sent, and announces.
+                self._say(f"{name} counts as SIGTERM")  # Rank 0 gets it, and announces it.
             return
         self._say(f"{name}: stopping at once")
         self._is_raised = True

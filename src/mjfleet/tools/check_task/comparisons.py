@@ -43,8 +43,8 @@ TWIN = (
 
 
 def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
-    """Find that equal seeds give unequal environments, other ranks equal ones, or twins differ,
-    which are in the same state, act the same, and draw the same random numbers."""
+    """Find environments that differ with equal seeds, or are equal on other ranks. Find twins that
+    differ: they are in the same state, and have the same actions and random numbers."""
     actions = subject.actions(COMPARED_STEPS, seed=9)[:, ::TWINS].repeat_interleave(TWINS, dim=1)
     one, again, other = (roll(build(rank=rank).env, actions) for rank in (0, 0, 1))
     if found := _first_difference(one, again, SEED):
@@ -60,8 +60,8 @@ def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
 
 
 def leaks_between(subject: Subject) -> Iterator[Finding]:
-    """Find what changes in one half of the environments if only the other half has another state,
-    in which these also time out in every second round; or if nothing is changed at all."""
+    """Find what changes in half of the environments if only the other half is in another state, or
+    if nothing is changed. In every second round, the other half times out, too."""
     env, generator = subject.env, torch.Generator().manual_seed(13)
     half = slice(env.num_envs // 2)
 
@@ -98,7 +98,9 @@ def stale_constants(sim: Simulation) -> Iterator[Finding]:
     sim.expand("body_mass")  # Without fields of its own, no world computes anything.
     sim.set_const()
     for name, field in fields.items():
-        if (field - before[name]).abs().max() > 1e-3 * before[name].abs().max() + 1e-9:  # Rounding.
+        if (field - before[name]).abs().max() > 1e-3 * before[
+            name
+        ].abs().max() + 1e-9:  # Less is rounding.
             yield Finding(
                 f"make_model() or setup() changes masses: {name} and other constants still belong "
                 "to the ones before. In make_model(), change a mujoco.MjSpec, or call "
@@ -135,7 +137,7 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
     if bad_numbers:
         return
     found: dict[tuple[int, bool, str], torch.Tensor] = {}
-    for name, values in ((name, each) for name, each in expected.items() if each.numel()):
+    for name, values in filter(lambda item: item[1].numel(), expected.items()):
         difference = (values - outcome[name]).abs().median(dim=1).values
         limit = 0.05 * values.std(dim=(0, 1)) + 1e-4 * values.abs().amax(dim=(0, 1)) + 1e-6
         bad = difference.masked_fill(difference <= limit, 0.0)

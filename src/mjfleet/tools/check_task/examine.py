@@ -25,7 +25,7 @@ WORLDS = 32
 def examine(found: FoundTask, device: str) -> tuple[list[str], list[str]]:
     """Return lines about mistakes and about what may be one; print which engine runs."""
     checks = {"native on cpu": on_native(found), f"warp on {device}": on_warp(found, device)}
-    mistakes, warnings = dict[str, None](), dict[str, None]()  # Each of them once.
+    mistakes, warnings = dict[str, None](), dict[str, None]()  # Each text is printed once.
     for where, findings in checks.items():
         more = "; compiling a new model's kernels takes about a minute" * ("warp" in where)
         print_line(f"{where}: {signals.STEPS} steps of {WORLDS} worlds with random actions{more}")
@@ -87,7 +87,7 @@ def build(
 def _checks(
     subject: Subject, at_first: dict[str, Finding], build: comparisons.Build
 ) -> Iterator[Finding]:
-    """Make the checks; `at_first` is what outlasts the environment and building it has changed."""
+    """Make the checks; `at_first` has what building the environment has changed outside of it."""
     env, check, packages = subject.env, subject.check, subject.packages()
     before = state_checks.outside(packages)
     with Watch(subject) as watch:

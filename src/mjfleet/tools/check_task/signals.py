@@ -9,7 +9,7 @@ from mjfleet.env.environment import Env
 from mjfleet.tools.check_task.subject import STATE, Finding, Outcome, Subject, columns, differs
 
 STEPS = 99  # Odd, so that what trades places in each step has changed.
-ROUNDS = 20  # Times that all environments get random states.
+ROUNDS = 20  # How often all environments get random states.
 EFFECT_STEPS = 20  # Within which an action must change the state, a late motor's too.
 SIGNALS = "observe()", "rewards()"  # With which names of outcomes begin.
 FAR = 4.0  # Multiple of half a control's range beyond which half of the controls are wrong.
@@ -47,7 +47,7 @@ def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterato
     late = subject.from_random_states(ROUNDS, is_late=True)
     for name in (name for name in run if name.startswith(SIGNALS)):
         (method, key), values = (name.split("()", maxsplit=1)[0], name.split("'")[1]), run[name][1:]
-        # A command whose range has no width is other in late states.
+        # In late states, a command differs even if its range has no width.
         every = torch.cat((values, states[name], *[late[name]] * (method == "observe")))
         low, high = every.amin(dim=(0, 1)), every.amax(dim=(0, 1))
         constant = high - low <= 1e-7 + 1e-6 * torch.maximum(high.abs(), low.abs())
@@ -69,7 +69,7 @@ def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterato
             is_sure=not may_be_off,
         )
     failed, failed_late = states["terminated()"] > 0, late["terminated()"] > 0
-    if failed_late[::2].all() and not failed[::2].all():  # In the same states.
+    if failed_late[::2].all() and not failed[::2].all():  # Both have the same states.
         yield Finding(
             f"terminated() is true at {subject.env.max_episode_length} steps whatever the state, "
             "so that time-outs count as failures; leave them to the base class"

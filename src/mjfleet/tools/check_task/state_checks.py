@@ -27,7 +27,7 @@ UNOBSERVED = ("sim.time", "sim.qpos", "sim.qvel", "sim.act")
 
 
 def outside(packages: Collection[str] = ()) -> dict[str, Any]:
-    """Look at what outlasts an environment: generators, variables of modules and their classes."""
+    """Return what outlasts an environment: generators, variables of modules and their classes."""
     found: dict[str, Any] = {
         "torch's": torch.get_rng_state().numpy(),
         "NumPy's": np.random.get_state(),
@@ -143,8 +143,11 @@ def reset_leaks(subject: Subject) -> Iterator[Finding]:
 
 
 def stale_reads(subject: Subject) -> Iterator[Finding]:
-    """Find what `reset_worlds` computes from positions or sensors, which are not yet those of the
-    new state, or from a field of `expand`: it runs again with other numbers there."""
+    """Find what `reset_worlds` computes from positions, sensors or fields of `expand`.
+
+    It runs again with other numbers there. Positions and sensors are not yet the new
+    state's.
+    """
     env, one = subject.env, dict[str, torch.Tensor]()
     derived = [getattr(env.sim, name) for name in DERIVED_FIELDS if name in vars(env.sim)]
     for by in (0.0, 0.25, -40.0):

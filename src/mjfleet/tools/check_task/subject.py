@@ -66,7 +66,7 @@ class Subject:
         return findings
 
     def packages(self) -> set[str]:
-        """Return the names of the packages that the classes of the environment are of."""
+        """Return the names of the packages that define the environment's classes."""
         kinds = type(self.env).__mro__
         modules = (kind.__module__ for kind in kinds[: kinds.index(Env)])
         return {module.partition(".")[0] for module in modules} - {"mjfleet"}
@@ -82,7 +82,7 @@ class Subject:
         sim, states = self.env.sim, self.env._states.of_envs.items()
         found = {f"sim.{name}": getattr(sim, name) for name in STATE_FIELDS}
         found |= {f"sim.expand({name!r})": field for name, field in sim.expanded.items()}
-        found |= {f"self.{k}": each for k, each in states if k[0] != "_" and k not in OF_FRAMEWORK}
+        found |= {f"self.{k}": v for k, v in states if k[0] != "_" and k not in OF_FRAMEWORK}
         return {name: tensor.clone() for name, tensor in found.items()}
 
     def write_random_states(self, generator: torch.Generator, worlds: slice = slice(None)) -> None:
@@ -100,7 +100,7 @@ class Subject:
                 high = 4 * math.pi if kind == mjtJoint.mjJNT_HINGE else size
                 low = -high
             sizes = {mjtJoint.mjJNT_FREE: (3, 4), mjtJoint.mjJNT_BALL: (4,)}.get(kind, (1,))
-            value = torch.cat([uniform(each, low, high) for each in sizes], dim=1)
+            value = torch.cat([uniform(width, low, high) for width in sizes], dim=1)
             if kind == mjtJoint.mjJNT_FREE:
                 value[:, :3] += sim.qpos[:, at : at + 3].cpu()
             if value.shape[1] > 1:
@@ -111,8 +111,8 @@ class Subject:
         sim.forward()
 
     def from_random_states(self, rounds: int, is_late: bool = False) -> Outcome:
-        """Step once from each of so many random states; if late, in an episode's last step, or at
-        high speeds with large numbers in what is declared, by turns."""
+        """Step once from each of `rounds` random states. Late states are by turns in an episode's
+        last step, and at high speeds with large numbers in declared state."""
         generator = torch.Generator().manual_seed(3)
 
         def change(number: int) -> None:
@@ -121,8 +121,8 @@ class Subject:
                 self.env.episode_length_buf.fill_(self.env.max_episode_length - 1)
             elif is_late:
                 numbers = self.env.sim.qvel, *self.env._states.of_envs.values()
-                for each in filter(torch.is_floating_point, numbers):
-                    each.add_(1e3 * torch.rand_like(each))
+                for tensor in filter(torch.is_floating_point, numbers):
+                    tensor.add_(1e3 * torch.rand_like(tensor))
 
         actions = enumerate(self.actions(rounds, seed=4).unsqueeze(1))
         outcomes = [self.future(action, partial(change, number)) for number, action in actions]

@@ -22,19 +22,20 @@ TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Watch(TorchDispatchMode):
-    """Finds mistakes that single operations are, on any device, while it is entered."""
+    """Finds single operations that are mistakes, on any device, while it is entered."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__()
         self._sim, self._packages = subject.env.sim, subject.packages()
-        self.texts: dict[str, None] = {}  # Each of them once.
+        self.texts: dict[str, None] = {}  # Each text is kept once.
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Do an operation; note what is wrong with it if the task's code has started it."""
         text = _waits(func, args) * (
-            "waits for the device: it reads numbers of a tensor, or brings some there, such as a "
-            "list, or has a mask as an index. Write torch.where(mask, new, old) in place of `if` "
-            "and masks, and make constant tensors in setup(), those of indices too"
+            "waits for the device: it reads a tensor's numbers, as .item() and `if` do, makes a "
+            "tensor of numbers, or takes a mask as an index. Keep numbers in tensors, write "
+            "torch.where(mask, new, old) for `if` and masks, and make constant tensors in setup(), "
+            "also those of indices"
         )
         if name := self._computed(func, args, kwargs or {}):
             text = f"has no effect: sim.{name} is computed from sim.qpos and sim.qvel; write these"
@@ -43,7 +44,7 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _computed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
-        """Return which field is written that the engine computes."""
+        """Return the field that is written although the engine computes it; None: none is."""
         target: Any = args[0] if torch.Tag.inplace in func.tags else kwargs.get("out")
         fields = vars(self._sim) if isinstance(target, torch.Tensor) else {}
         names = (name for name in (*DERIVED_FIELDS, *ACCELERATION_FIELDS) if name in fields)
@@ -65,7 +66,7 @@ def _waits(func: Any, args: Any) -> bool:
     if func in INDEXING:
         return any(at is not None and at.dtype in (torch.bool, torch.uint8) for at in args[1])
     if func in (aten.lift_fresh.default, aten.one_hot.default):
-        # torch.tensor, except for a number; without a number of classes.
+        # torch.tensor of more than a number; one_hot without a number of classes.
         return (
             args[0].ndim > 0 if func is aten.lift_fresh.default else max(args[1:], default=-1) < 0
         )

@@ -63,7 +63,7 @@ def drive(robot: Robot) -> bool:
         else:
             is_slide = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE
             kp = torque / (SLIDE_WIDTH if is_slide else WIDTH)
-            # What stands on legs has nearly one inertia; what folds, as arms do, many.
+            # The inertia of a robot on legs hardly changes; that of an arm that folds does.
             critical = 2 * (kp * inertia[model.jnt_dofadr[joint]]) ** 0.5
             new.set_to_position(kp, **({"dampratio": 0.5} if is_legged else {"kv": critical}))
     instead = f" in place of {len(old)} others" if old else ""

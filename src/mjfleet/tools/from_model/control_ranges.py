@@ -51,7 +51,9 @@ def _range(robot: Robot, i: int, lengths: tuple[float, float]) -> tuple[float, f
     kinds, most = (model.actuator_gaintype[i], model.actuator_biastype[i]), 0.0
     if dynamics == mjtDyn.mjDYN_MUSCLE:
         return 0.0, 1.0
-    if dynamics == mjtDyn.mjDYN_INTEGRATOR:  # A speed; the whole way takes two seconds.
+    if (
+        dynamics == mjtDyn.mjDYN_INTEGRATOR
+    ):  # The control is a speed: the whole range takes two seconds.
         most = half
     elif position_actuators(model)[i] and half > 0:
         return lengths

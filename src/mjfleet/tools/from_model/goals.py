@@ -18,11 +18,11 @@ from mjfleet.tools.from_model.robot import Robot
 TRIES = 256
 """How many random controls are held, each until the robot is at rest."""
 CHUNK, CHUNKS = 0.1, 25
-"""Seconds after which one looks whether it is, and how often at most."""
+"""Seconds between looks at whether the robot is at rest, and how many looks there are at most."""
 REST = 0.01
-"""Change in that time, as a share of the range, below which it is at rest."""
+"""The robot is at rest if it changes by less than this share of its range between two looks."""
 FEW = 32
-"""With fewer goals at rest, those that are not count, too."""
+"""With fewer goals at rest than this, those in motion count, too."""
 LEAST = 0.01
 """Share of its range that a joint must cover for its position to be a goal."""
 HINGE_OR_SLIDE = int(mjtJoint.mjJNT_HINGE), int(mjtJoint.mjJNT_SLIDE)
@@ -115,8 +115,10 @@ def _turning_joints(robot: Robot) -> set[int]:
 
 
 def _with_servos(model: mujoco.MjModel, measured: Measured) -> mujoco.MjModel:
-    """Return a copy in which motors hold positions or speeds with the torques that they have, and
-    all that does not turn is damped, which changes neither where it rests nor what it can hold."""
+    """Return a copy in which motors hold positions or speeds with the torques that they have.
+
+    Joints that do not turn without limits are damped: they rest sooner, in the same places.
+    """
     model = copy(model)
     can_damp = np.isin(model.jnt_type, HINGE_OR_SLIDE)
     can_damp[measured.speeds] = False

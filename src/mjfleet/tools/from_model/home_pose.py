@@ -116,7 +116,7 @@ def _bend_legs(robot: Robot, pose: np.ndarray) -> bool:
             goal[2] += (1 - share) * length
 
             def off(angles: np.ndarray, foot=foot, goal=goal, start=start, flat=flat) -> np.ndarray:
-                rows = [(*(foot(each, flat) - goal), *(1e-3 * (each - start))) for each in angles.T]
+                rows = [(*(foot(x, flat) - goal), *(1e-3 * (x - start))) for x in angles.T]
                 return np.array(rows).T
 
             found, _ = least_squares(start, off, (low, high), verbose=Verbosity.SILENT)

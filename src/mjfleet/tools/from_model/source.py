@@ -63,12 +63,12 @@ def read_robot(file: Path, target: Path) -> Robot:
 def _read(file: Path, encoding: str = "") -> str:
     """Return a model without comments, in which MuJoCo, but not ElementTree, allows `--`.
 
-    Its encoding is the one that its first line names, or else UTF-8, unless another is given.
+    Its encoding is `encoding`, or else the one that its first line names, or else UTF-8.
     UserError if its text is not in that.
     """
     data = file.read_bytes().removeprefix(codecs.BOM_UTF8)
-    named = ENCODING.match(data)
-    encoding = encoding or (named[1].decode() if named else "UTF-8")
+    declared = ENCODING.match(data)
+    encoding = encoding or (declared[1].decode() if declared else "UTF-8")
     try:
         text = data.decode(encoding)
     except (UnicodeError, LookupError):
@@ -78,7 +78,7 @@ def _read(file: Path, encoding: str = "") -> str:
 
 def _refuse_outside(file: Path, folder: Path) -> None:
     """Raise UserError if a model includes a file that is not in `folder`, or one that does."""
-    for tag, name in INCLUDE.findall(_read(file, "UTF-8")):  # As MuJoCo does.
+    for tag, name in INCLUDE.findall(_read(file, "UTF-8")):  # MuJoCo reads these as UTF-8, too.
         path = folder / name
         if not path.resolve().is_relative_to(folder):
             raise UserError(f"{file}: <{tag}>: {name!r} leaves {folder}.")
@@ -124,15 +124,15 @@ def _copy_assets(spec: mujoco.MjSpec, file: Path, target: Path) -> None:
     spec.strippath = False
 
 
-def _find(folder: Path, named: str) -> list[Path]:
+def _find(folder: Path, file: str) -> list[Path]:
     """Return the files in a folder, or in the folders in it, that a model can mean by a path or the
     end of it, since packages and paths may be those of another machine."""
-    parts = [part for part in re.sub(r"^\w+:/", "", named).split("/") if part not in ("", "..")]
+    parts = [part for part in re.sub(r"^\w+:/", "", file).split("/") if part not in ("", "..")]
     beside = sorted(path for path in folder.iterdir() if path.is_dir())
     ends = [Path(*parts[i:]) for i in range(len(parts))]
     found = ([place / end for place in places] for end in ends for places in ([folder], beside))
     files = ([path for path in paths if path.is_file()] for paths in found)
-    return next((some for some in files if some), [])
+    return next(filter(None, files), [])
 
 
 def _stand_on_world(urdf: Element) -> list[str]:

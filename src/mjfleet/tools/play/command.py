@@ -88,13 +88,13 @@ class PlayArguments(Checked):
                 "--episodes, --output and --video: no viewer has them; it plays until it is closed."
             )
         is_web = self.viewer == "web"
-        for name, needs, has in (
+        for name, needs, is_met in (
             ("video_seconds", "--video FILE", self.video),
             ("host", "--viewer web", is_web),
             ("port", "--viewer web", is_web),
             ("as_trained", "a trained policy", not self.actions),
         ):
-            if not has and getattr(self, name) != getattr(PlayArguments, name):
+            if not is_met and getattr(self, name) != getattr(PlayArguments, name):
                 raise UserError(f"--{name.replace('_', '-')} is for {needs}.")
 
 

@@ -137,8 +137,9 @@ def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
         played = levels.of_envs.repeat(num_rows // env.num_envs)[counts]
         values |= {f"return on level {n}": returns[played == n] for n in levels.numbers}
     numbers = {}
-    for name, some in values.items():
-        if len(some):
-            found = (means.get(name, some.mean()), some.std(correction=0), some.min(), some.max())
+    for name, column in values.items():
+        if len(column):
+            mean = means.get(name, column.mean())
+            found = (mean, column.std(correction=0), column.min(), column.max())
             numbers[name] = dict(zip(STATISTIC_COLUMNS, map(float, found), strict=True))
     return EpisodeSums(len(rows), lengths.sum().item() * env.step_dt / 60, numbers)

@@ -128,9 +128,9 @@ def _draw(output: Path, rows: Rows, columns: Sequence[str], x: str) -> int:
     curves, panels = curves_of(rows), []
     for column in columns or changing(curves.values()):
         lines: dict[str, np.ndarray] = {}
-        for name, some in curves.items():
-            if column in some:
-                line = np.concatenate([some[x], some[column]])
+        for name, row in curves.items():
+            if column in row:
+                line = np.concatenate([row[x], row[column]])
                 lines[name] = line[:, ~np.isnan(line[1])]
         if any(line.size for line in lines.values()):
             panels.append(Panel(x, column, lines))

@@ -32,8 +32,8 @@ def curves_of(rows: Rows) -> dict[str, Curves]:
         curves: dict[str, np.ndarray] = {}
         for name in dict.fromkeys(name for run in runs for name in run.columns):
             values = np.full((len(runs), shape[1] * size), np.nan)
-            for line, run, some in zip(values, runs, iterations, strict=True):
-                line[np.searchsorted(known, some)] = run.columns.get(name, np.nan)
+            for line, run, numbers in zip(values, runs, iterations, strict=True):
+                line[np.searchsorted(known, numbers)] = run.columns.get(name, np.nan)
             parts = values.reshape(shape)
             if name in AXES:
                 # Where a slow run ends, the mean of the others' minutes may be less.
@@ -89,7 +89,7 @@ def by_heading(columns: Iterable[str]) -> dict[str, list[str]]:
 def changing(curves: Collection[Curves]) -> list[str]:
     """Return columns to draw: those with different values in these curves, in one or among them."""
     found = []
-    for name in dict.fromkeys(n for some in curves for n in some if n not in NOT_DRAWN):
-        values = np.concatenate([some[name][0] for some in curves if name in some])
+    for name in dict.fromkeys(n for row in curves for n in row if n not in NOT_DRAWN):
+        values = np.concatenate([row[name][0] for row in curves if name in row])
         found += [name] * (len(np.unique(values[~np.isnan(values)])) > 1)
     return found

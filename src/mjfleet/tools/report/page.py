@@ -67,12 +67,12 @@ def _contents(folders: Sequence[Path], rows: Rows, columns: Sequence[str]) -> di
         "axes": AXES,
         "headings": by_heading(columns or changing(curves.values())),
         "entries": [
-            {n: _plain(lines.tolist()) for n, lines in some.items()} for some in curves.values()
+            {n: _plain(lines.tolist()) for n, lines in row.items()} for row in curves.values()
         ],
     }
     if len(rows) == 1:
-        (row,), (some,) = rows.values(), curves.values()
-        contents["numbers"] = {name: numbers(row, name) for name in some}
+        (row,), (curve,) = rows.values(), curves.values()
+        contents["numbers"] = {name: numbers(row, name) for name in curve}
     if len(folders) == 1:
         (folder,) = folders
         is_one = not is_group(folder)

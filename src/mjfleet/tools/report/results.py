@@ -14,10 +14,10 @@ Table = Mapping[str, Mapping[str, Any]]
 
 def tables(rows: Rows, columns: Sequence[str] = ()) -> dict[str, Table]:
     """Return tables by title: returns, columns, and what differs between the rows."""
-    named = {f"{place} {name}": runs for place, (name, runs) in enumerate(rows.items(), 1)}
-    shown: dict[str, Table] = {"Returns": {name: _returns(runs) for name, runs in named.items()}}
+    numbered = {f"{place} {name}": runs for place, (name, runs) in enumerate(rows.items(), 1)}
+    shown: dict[str, Table] = {"Returns": {name: _returns(runs) for name, runs in numbered.items()}}
     for column in columns:  # Whether less or more is better is not known.
-        shown[column] = {name: numbers(runs, column) for name, runs in named.items()}
+        shown[column] = {name: numbers(runs, column) for name, runs in numbered.items()}
     firsts = [runs[0] for runs in rows.values()]
     if differing := differences(firsts):
         shown["What differs in the configuration"] = {
@@ -41,11 +41,11 @@ def _returns(runs: Sequence[LoggedRun]) -> Mapping[str, Any]:
 def numbers(runs: Sequence[LoggedRun], column: str) -> dict[str, list[float | None]]:
     """Return a column's last, min and max value in each run, or None for a run without values."""
     values = [run.columns.get(column, np.empty(0)) for run in runs]
-    known = [some[~np.isnan(some)].tolist() for some in values]
+    known = [run[~np.isnan(run)].tolist() for run in values]
     return {
-        "last": [some[-1] if some else None for some in known],
-        "min": [min(some, default=None) for some in known],
-        "max": [max(some, default=None) for some in known],
+        "last": [run[-1] if run else None for run in known],
+        "min": [min(run, default=None) for run in known],
+        "max": [max(run, default=None) for run in known],
     }
 
 
