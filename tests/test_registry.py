@@ -76,6 +76,7 @@ def test_a_misspelt_task_suggests_the_nearest() -> None:
         (config("a/b"), "the task name 'a/b' must be a plain folder name"),
         (config("thing").replace("EnvConfig()", "EnvConfig"), r"`env` .* an EnvConfig\("),
         (config("thing").replace('"env:Thing"', "EnvConfig"), "`env_class` .* `module:Class`"),
+        (config("thing").replace("env:Thing", "Thing"), "`env_class` is 'Thing'.* `module:Class`"),
         (config("thing").replace(")}", ", agent={3: 4})}"), r"`agent` is {3: 4}.* an AgentConfig"),
     ],
 )
@@ -136,11 +137,11 @@ def test_folders_of_one_name_keep_their_modules_apart(tmp_path: Path) -> None:
 
 
 def test_a_wrong_reference_into_the_folder_says_what_is_missing(tmp_path: Path) -> None:
-    write_task(tmp_path / "tasks", "robot", config("robot"), "Other = 1")
+    write_task(tmp_path / "tasks", "robot", config("robot"), "Other = Thong = 1")
     found = discover({}, str(tmp_path / "tasks")).find("robot")
     with pytest.raises(UserError, match=r"no nowhere\.py"):
         found.load("nowhere:Thing")
-    with pytest.raises(UserError, match="has no `Thing`"):
+    with pytest.raises(UserError, match=r"has no `Thing`\. Did you mean Thong\?"):
         found.load("env:Thing")
 
 

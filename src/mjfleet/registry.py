@@ -96,7 +96,9 @@ class FoundTask:
             why = _last_own_line(error, self.folder)
             raise UserError(f"task {self.name}: {what} cannot be imported:\n{why}") from error
         if not hasattr(module, attribute):
-            raise UserError(f"task {self.name}: {module.__file__} has no `{attribute}`.")
+            near = difflib.get_close_matches(attribute, vars(module))
+            hint = f" Did you mean {' or '.join(near)}?" * bool(near)
+            raise UserError(f"task {self.name}: {module.__file__} has no `{attribute}`.{hint}")
         found = getattr(module, attribute)
         if base and not (isinstance(found, type) and issubclass(found, base)):
             must = f"{base.__module__}.{base.__qualname__}"

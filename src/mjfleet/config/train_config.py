@@ -8,7 +8,14 @@ from typing import Annotated
 from mjfleet.config.agent_config import AgentConfig
 from mjfleet.config.field_kinds import Kind, leaves
 from mjfleet.config.launch_config import LaunchConfig
-from mjfleet.config.validation import SHOWN_CHARS, Checked, Count, OptionalCount, Seconds
+from mjfleet.config.validation import (
+    SHOWN_CHARS,
+    Checked,
+    Count,
+    OptionalCount,
+    Seconds,
+    is_class_path,
+)
 from mjfleet.errors import UserError
 
 
@@ -106,7 +113,8 @@ class Task:
     def __post_init__(self) -> None:
         kinds = {"env": EnvConfig, "env_class": str, "agent": AgentConfig}
         for name, kind in kinds.items():
-            if not isinstance(value := getattr(self, name), kind):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (kind is str and not is_class_path(value)):
                 must = "text, `module:Class`" if kind is str else f"an {kind.__name__}(...)"
                 shown = f"{value!r:.{SHOWN_CHARS}}"
                 raise UserError(f"Task: `{name}` is {shown}; it must be {must}.")
