@@ -81,7 +81,7 @@ def test_two_workers_leave_one_run(finished: Finished) -> None:
     assert len(events) == 1
     assert names - events == {
         "run.json", "config.yaml", "metrics.csv", "checkpoints", "task", "torchrunx", "wandb",
-        ".lock",
+        "attempts", ".lock",
     }  # fmt: skip
     assert [row["iteration"] for row in history(run_dir)] == [1, 2, 3, 4]
     uploaded = [file.path for one in records(run_dir, "artifact") for file in one.manifest.contents]

@@ -74,7 +74,7 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
     assert "its rewards were ['balance'], and are ['other'] now" in said
 
     # Faults.
-    own = ("run.json", "failures", "torchrunx")
+    own = ("run.json", "failures", "torchrunx", "attempts", "task")
     for number, (flags, changes) in enumerate(
         (
             ((), {"setup": "raise ValueError(1)"}),
@@ -106,7 +106,7 @@ def test_a_resume_that_fails_at_its_start_adds_an_attempt_and_changes_nothing_el
     result = run(*resume)
     assert result.returncode == 0, result.stderr
     assert [row["iteration"] for row in rows(run_dir)] == [*map(str, range(1, 9))]
-    assert (run_dir / "configs/attempt_5.yaml").read_bytes() == before["config.yaml"][1]
+    assert (run_dir / "attempts/1/config.yaml").read_bytes() == before["config.yaml"][1]
     assert (record(run_dir)["status"], len(record(run_dir)["attempts"])) == ("finished", 6)
     assert {p.name for p in run_dir.glob("checkpoints/replaced_*/*")} == {
         "model_6.pt",

@@ -140,7 +140,7 @@ def test_the_parent_stays_and_the_run_of_its_own_uses_what_its_configuration_say
     # Each attempt's configuration is kept.
     lengths = [
         yaml.safe_load((fork / name).read_text())["agent"]["max_iterations"]
-        for name in ("configs/attempt_1.yaml", "config.yaml")
+        for name in ("attempts/1/config.yaml", "config.yaml")
     ]
     assert lengths == [8, 7]
     page = run("mjfleet", "report", str(fork), "--output", "page.html")

@@ -26,7 +26,7 @@ TASK = discover({}).find("cartpole-balance")
 PLAN = make_plan(TASK, TASK.defaults(), [Devices(cores=1)], {})
 
 
-def attempt_of(config: TrainConfig) -> Attempt:
+def attempt_of(config: TrainConfig, continues: bool = True) -> Attempt:
     return Attempt(
         task=TASK.name,
         task_folder=TASK.folder,
@@ -35,11 +35,12 @@ def attempt_of(config: TrainConfig) -> Attempt:
         argv=["train"],
         plan=PLAN.record(),
         checkpoint=None,
+        continues=continues,
     )
 
 
 def begin(path: Path, config: TrainConfig | None = None) -> RunDirectory:
-    return RunDirectory.create(path, attempt_of(config or TASK.defaults()), None)
+    return RunDirectory(path, attempt_of(config or TASK.defaults(), continues=False), None)
 
 
 def test_an_attempt_says_how_it_ended(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_run_dir_may_be_a_folder_with_other_files_which_stay(tmp_path: Path) -> 
     (path / "notes.txt").write_text("mine")
     run = begin(path, replace(TASK.defaults(), run_dir=str(path)))
     assert {p.name for p in path.iterdir()} > {"notes.txt", "run.json", "config.yaml"}
-    run.discard()
+    run.leave()
     assert [p.name for p in path.iterdir()] == ["notes.txt"]
 
 
@@ -107,11 +108,11 @@ def test_an_id_on_wandb_is_used_only_by_the_installation_that_had_it(
     path = tmp_path / "run"
     begin(path, config).close()
     run_id = read_record(path)["id"]
-    RunDirectory.reopen(path, attempt_of(config), None, lock_run(path)).close()
+    RunDirectory(path, attempt_of(config), None, lock_run(path)).close()
     assert read_record(path)["id"] == run_id
     assert not capsys.readouterr().err
     write_record(path, id="theirs")
-    RunDirectory.reopen(path, attempt_of(config), None, lock_run(path)).close()
+    RunDirectory(path, attempt_of(config), None, lock_run(path)).close()
     assert read_record(path)["id"] not in ("theirs", run_id)
     assert "W&B: a new run, since" in capsys.readouterr().err
 
@@ -163,5 +164,5 @@ def test_a_continuation_that_is_discarded_leaves_no_lock_of_its_own(tmp_path: Pa
     begin(tmp_path / "run").close()
     (tmp_path / "run/.lock").unlink()
     before = sorted(tmp_path.rglob("*"))
-    RunDirectory.reopen(tmp_path / "run", attempt_of(TASK.defaults()), None, None).discard()
+    RunDirectory(tmp_path / "run", attempt_of(TASK.defaults()), None).leave()
     assert sorted(tmp_path.rglob("*")) == before

@@ -30,7 +30,7 @@ def keep(folder: Path, run_dir: Path) -> Path:
     """Keep a folder in a run, and write a checkpoint that was trained with it."""
     code = read_code(folder)
     (run_dir / "checkpoints").mkdir(parents=True, exist_ok=True)
-    task_snapshot.keep(code, run_dir, run_dir)
+    task_snapshot.keep(code, run_dir)
     entry = {"hash": code.hash, "left_out": list(code.left_out)}
     record = {"id": "1", "task": "arm", "attempts": [{"code": entry}]}
     (run_dir / "run.json").write_text(json.dumps(record))
@@ -168,7 +168,7 @@ def test_commands_say_that_the_code_has_changed_and_use_it_as_it_was(
     resume = ("train", "mine-balance", "--resume", "latest", "--agent.max-iterations", "2")
     assert "its config.yaml: unknown key `env.swing_up`" in run(*resume).stderr
     assert "as it was when" in output(*resume, "--as-trained", "--dry-run")
-    settings = run_dir / "config.yaml"
+    settings = run_dir / "attempts/1/config.yaml"
     settings.write_text(settings.read_text().replace("  swing_up: false\n", ""))
     assert "has changed since model_1.pt" in output(*resume)
     assert len([*(run_dir / "task").iterdir()]) == 2

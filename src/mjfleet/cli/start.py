@@ -10,9 +10,9 @@ from mjfleet.config import LaunchConfig, TrainConfig, from_dict
 from mjfleet.config.flags import parse_known
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, Registry, find_task
+from mjfleet.runs.attempts import undone_checkpoint
 from mjfleet.runs.find_run import find_run
 from mjfleet.runs.resume_choice import Resume, read_run
-from mjfleet.runs.resumed_attempt import undone_checkpoint
 from mjfleet.runs.run_directory import refuse_written
 from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of
 from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_again

@@ -17,7 +17,8 @@ from mjfleet.config import TrainConfig
 from mjfleet.launch.host_environment import without_values
 from mjfleet.launch.launch_plan import new_folder
 from mjfleet.registry import FoundTask
-from mjfleet.runs.config_yaml import CONFIG_FILE, placement_of, write_config
+from mjfleet.runs.attempts import CONFIG_FILE
+from mjfleet.runs.config_yaml import placement_of, write_config
 from mjfleet.runs.own_runs import add_note, id_of, remove_note
 from mjfleet.runs.run_directory import make_folder, refuse_written, remove_empty
 from mjfleet.runs.run_json import GROUP_FILE, now, write_record

@@ -45,6 +45,7 @@ class LaunchPlan:
     notes: tuple[str, ...]  # About these decisions, for the user.
     run_dir: Path = Path()
     task_hash: str = ""  # Hash of the task's code, once the run directory has a copy.
+    attempt: str = ""  # The attempt's random name, likewise.
     logs: Path | None = None  # The folder of this attempt's logs; None: there are none.
 
     @property
@@ -85,6 +86,7 @@ class LaunchPlan:
             checkpoint=str(self.checkpoint.absolute()) if self.checkpoint else None,
             continues=self.continues,
             task_hash=self.task_hash,
+            attempt=self.attempt,
             node=node,
             first_rank=sum(len(host.names) for host in self.hosts[:node]),
             world_size=self.world_size,
@@ -108,7 +110,7 @@ class LaunchPlan:
     def record(self) -> dict[str, Any]:
         """Return the plan's entries in run.json."""
         agent = self.config.agent
-        left_out = ("config", "task_hash", "hosts")  # These are recorded elsewhere.
+        left_out = ("config", "task_hash", "attempt", "hosts")  # These are recorded elsewhere.
         return {name: value for name, value in asdict(self).items() if name not in left_out} | {
             "workers": self.workers(),
             "threads": self.threads,

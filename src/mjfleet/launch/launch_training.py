@@ -21,10 +21,10 @@ from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.launch.total_steps import limit_steps
 from mjfleet.registry import FoundTask, find_task
+from mjfleet.runs.attempts import undone_checkpoint
 from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.resume_choice import Resume
-from mjfleet.runs.resumed_attempt import undone_checkpoint
-from mjfleet.runs.run_directory import Attempt, RunDirectory, record_finished, refuse_written
+from mjfleet.runs.run_directory import Attempt, RunDirectory, finish_complete, refuse_written
 from mjfleet.runs.run_json import read_record
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.runs.task_snapshot import code_of_restart
@@ -95,7 +95,7 @@ def _attempt(
             if resume and (resume.iteration or 0) >= total and not config.dry_run:
                 if is_first:
                     if resume.run_dir:
-                        record_finished(resume.run_dir)
+                        finish_complete(resume.run_dir)
                     print_line(_why_done(resume, plan.config))
                 return 0, None
             plan = name_files(plan, os.environ, datetime.now())
@@ -159,7 +159,7 @@ def _why_done(resume: Resume, config: TrainConfig) -> str:
 def _create_run_dir(
     plan: LaunchPlan, found: FoundTask, arguments: Sequence[str], resume: Resume | None
 ) -> tuple[LaunchPlan, RunDirectory]:
-    """Create or reopen the run directory; a name that is taken becomes that of a later second."""
+    """Enter the attempt; a name that is taken becomes that of a later second."""
     when = datetime.now()
     while True:
         attempt = Attempt(
@@ -171,16 +171,13 @@ def _create_run_dir(
             plan=plan.record(),
             checkpoint=plan.checkpoint,
             parent=resume.parent if resume else None,
+            continues=plan.continues,
             is_restart=bool(resume and resume.is_restart),
         )
-        place = plan.run_dir, attempt, plan.logs
         try:
-            if resume and resume.run_dir:
-                run_dir = RunDirectory.reopen(*place, resume.lock)
-            else:
-                run_dir = RunDirectory.create(*place)
-            hash_ = run_dir.task_hash
-            return replace(plan, checkpoint=run_dir.checkpoint, task_hash=hash_), run_dir
+            run_dir = RunDirectory(plan.run_dir, attempt, plan.logs, resume and resume.lock)
+            of_run = {"checkpoint": run_dir.checkpoint, "task_hash": run_dir.task_hash}
+            return replace(plan, **of_run, attempt=run_dir.token), run_dir
         except FileExistsError:
             when += timedelta(seconds=1)
             plan = name_files(plan, os.environ, when)

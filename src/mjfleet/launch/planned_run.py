@@ -81,7 +81,7 @@ def _finish(
             if run_dir is None:
                 print(f"rank {plan.rank.rank}: error: {end.message}", file=sys.stderr)
                 return 2
-            run_dir.discard()
+            run_dir.leave()
             what = "is unchanged" if plan.continues else "was removed"
             print_line(f"no iteration was run; {plan.run_dir} {what}")
             # A copy has been removed with the directory: the message names what the user named.

@@ -30,15 +30,17 @@ class Checkpointer:
         keep: int | None,
         worlds: bool = True,
         task_hash: str = "",
+        attempt: str = "",
     ) -> None:
         """Write into `folder`; None: `packed` alone is called.
 
         If `folder` holds a BEST, its return is the best so far. `keep`: how many others are kept
         (None: all). `worlds`: whether they hold environments and random states of all ranks.
-        `task_hash`: of the task's code, see task_snapshot.py.
+        `task_hash`: of the task's code, see task_snapshot.py. `attempt`: the random name of the
+        attempt, see attempts.py.
         """
         self._runner, self._task, self._task_hash = runner, task, task_hash
-        self._keeps_worlds = worlds
+        self._attempt, self._keeps_worlds = attempt, worlds
         if folder is None:
             return
         self._schedule = files.CheckpointSchedule(folder, runner.agent.save_interval, keep)
@@ -101,7 +103,7 @@ class Checkpointer:
         iteration = runner.current_learning_iteration
         state = runner.alg.save() | {"iter": iteration, "infos": None, OWN: own}
         counts = {"iteration": iteration, "total_steps": runner.total_steps}
-        about = {**counts, **task, "networks": describe_networks(runner)}
+        about = {**counts, **task, "networks": describe_networks(runner), "attempt": self._attempt}
         return files.pack_checkpoint(state, about)
 
     def resume(

@@ -6,9 +6,7 @@ The format is rsl_rl's. mjfleet's own state is a dictionary under the key OWN.
 import io
 import json
 import logging
-import os
 import pickle
-import shutil
 import time
 import zipfile
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ import torch
 
 from mjfleet.config.validation import SHOWN_CHARS
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoints import ABOUT, BEST, CHECKPOINT_BYTES, FINAL, checkpoints_in
+from mjfleet.runs.checkpoints import ABOUT, BEST, CHECKPOINT_BYTES, FINAL, checkpoints_in, name_also
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.safe_read import open_regular
 
@@ -176,7 +174,7 @@ class CheckpointSchedule:
                     write_atomically(path, lambda file: file.write(data))
                 if is_last:
                     path = self._folder / FINAL
-                    _name_also(paths[0], path)
+                    name_also(paths[0], path)
                 if self._keep is not None:
                     for old in checkpoints_in(self._folder)[: -self._keep]:
                         old.unlink(missing_ok=True)
@@ -196,17 +194,6 @@ class CheckpointSchedule:
                 self._failures = 0
                 return True
         return False
-
-
-def _name_also(path: Path, other: Path) -> None:
-    """Give a file a second name, or make a copy where the file system has no such links."""
-    aside = other.with_name(f".{other.name}.{os.getpid()}.tmp")
-    aside.unlink(missing_ok=True)
-    try:
-        os.link(path, aside)
-    except OSError:
-        shutil.copyfile(path, aside)
-    aside.replace(other)
 
 
 def to_cpu(tree: Any) -> Any:

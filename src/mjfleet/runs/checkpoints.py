@@ -1,7 +1,9 @@
 """The checkpoints of a run: their names, and what their files say. Imports no torch."""
 
 import json
+import os
 import re
+import shutil
 import zipfile
 import zlib
 from pathlib import Path
@@ -70,3 +72,14 @@ def about(checkpoint: Path) -> dict[str, Any]:
     except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def name_also(path: Path, other: Path) -> None:
+    """Give a file a second name, or make a copy where the file system has no such links."""
+    aside = other.with_name(f".{other.name}.{os.getpid()}.tmp")
+    aside.unlink(missing_ok=True)
+    try:
+        os.link(path, aside)
+    except OSError:
+        shutil.copyfile(path, aside)
+    aside.replace(other)

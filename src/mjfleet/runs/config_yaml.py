@@ -21,7 +21,6 @@ from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import printable
 from mjfleet.utils.safe_read import open_regular
 
-CONFIG_FILE = "config.yaml"
 CONFIG_BYTES = 2**16
 TEACHER = "agent.teacher.checkpoint"
 TASK_ENTRY = "task"  # Names the task whose configuration the file holds.
@@ -159,12 +158,6 @@ def placement_flags(config: TrainConfig, defaults: TrainConfig) -> list[str]:
         if value != usual.get(name) and not name.startswith("agent.teacher.")
         for word in as_words(name, value)
     ]
-
-
-def config_of_attempt(run_dir: Path, attempt: int, attempts: int) -> Path:
-    """Return the file of the configuration of one of a run's attempts; the first has number 1."""
-    name = CONFIG_FILE if attempt == attempts else f"configs/attempt_{attempt}.yaml"
-    return run_dir / name
 
 
 def differences(config: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, Any]]:

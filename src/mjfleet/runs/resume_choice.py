@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from mjfleet.errors import UserError
+from mjfleet.runs.attempts import REPLACED, config_of, replaced_checkpoints
 from mjfleet.runs.checkpoints import INIT, about, checkpoints_in, iterations_done, why_damaged
-from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
+from mjfleet.runs.config_yaml import read_config
 from mjfleet.runs.find_run import LATEST, find_run, name_of
 from mjfleet.runs.pretrained import config_in
 from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of
@@ -72,7 +73,14 @@ class Resume:
         chosen = self.with_checkpoint()
         if chosen.checkpoint is None or chosen.networks_only:
             raise UserError(f"{self.path} has no checkpoint yet.")
-        return chosen
+        return chosen.with_own_config()
+
+    def with_own_config(self) -> Self:
+        """Return the same with the configuration with which its checkpoint was trained."""
+        if self.run_dir is None or self.checkpoint is None:
+            return self
+        file = str(config_of(self.run_dir, self.checkpoint))
+        return replace(self, config=read_config(file, file))
 
     @property
     def policy(self) -> Path:
@@ -91,14 +99,19 @@ class Resume:
         )
 
 
-def read_run(path: Path, name: str) -> Resume:
-    """Return the run, group or checkpoint of a path; UserError, which calls it `name`, if none."""
-    run_dir = run_at(path)
+def read_run(path: Path, name: str, may_be_replaced: bool = False) -> Resume:
+    """Return the run, group or checkpoint of a path; UserError, which calls it `name`, if none.
+
+    A checkpoint that a later attempt has replaced is in no run, unless it `may_be_replaced`.
+    """
+    is_replaced = may_be_replaced and path.parent.name.startswith(REPLACED)
+    run_dir = run_at(path.absolute().parent if is_replaced else path)
     if path.name == INIT:
         raise UserError(f"{name} is what the run began with: name the run itself.")
     if run_dir is not None:
         record = record_of(run_dir)
-        config = read_config(str(run_dir / CONFIG_FILE), str(run_dir / CONFIG_FILE))
+        file = str(config_of(run_dir))
+        config = read_config(file, file)
         return Resume(path=path, task=record["task"], run_dir=run_dir, record=record, config=config)
     if not path.is_file():
         raise UserError(
@@ -118,7 +131,7 @@ def find_trained(wanted: str, log_root: Path, task: str | None = None) -> Resume
     `task` is what the user has typed, if anything. UserError if the run or file does not exist, is
     damaged, has no checkpoint, or is of another task.
     """
-    named = read_run(find_run(wanted, wanted, log_root, task=task), wanted)
+    named = read_run(find_run(wanted, wanted, log_root, task=task), wanted, may_be_replaced=True)
     if not (name := task or named.task):
         raise UserError(
             f"{named.path} does not name its task, and is in no run directory: begin a run from it "
@@ -146,7 +159,8 @@ def run_at(path: Path) -> Path | None:
     if os.path.lexists(path / RECORD_FILE) or is_group(path):
         return path
     folder = path.parent if len(path.parts) > 2 else path.absolute().parent
-    is_checkpoint = folder.name == "checkpoints" and not path.is_dir()
+    is_inside = folder.name == "checkpoints"
+    is_checkpoint = is_inside and (path.name.startswith(REPLACED) or not path.is_dir())
     has_record = os.path.lexists(folder.parent / RECORD_FILE)
     return folder.parent if is_checkpoint and has_record else None
 
@@ -163,7 +177,8 @@ def choose(path: Path) -> tuple[Path | None, tuple[str, ...]]:
                 "its newest good checkpoint."
             )
         return path, ()
-    found = checkpoints_in(path / "checkpoints")
+    replaced = replaced_checkpoints(path)
+    found = [one for one in checkpoints_in(path / "checkpoints") if one not in replaced]
     notes: list[str] = []
     for checkpoint in reversed(found):
         damage = why_damaged(checkpoint)

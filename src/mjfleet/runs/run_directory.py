@@ -1,40 +1,67 @@
-"""Creates and reopens a run directory, and records each attempt to train. Runs in the launcher."""
+"""Enters attempts to train into a run's directory, and records how they end. In the launcher."""
 
-import json
 import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, Self
+from secrets import token_hex
+from typing import Any
 
 from mjfleet.config import TrainConfig, to_dict
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.errors import UserError
-from mjfleet.runs.checkpoints import INIT
-from mjfleet.runs.config_yaml import CONFIG_FILE, TEACHER, differences, placement_of, write_config
+from mjfleet.runs.attempts import (
+    ATTEMPTS,
+    CONFIG_FILE,
+    PLAN_FILE,
+    TOKEN,
+    attempts_in,
+    complete,
+    current_attempt,
+    end_killed,
+    folder_of,
+    keep_earlier_layout,
+    remove,
+    write_attempts,
+    write_json,
+    write_pointer,
+)
+from mjfleet.runs.checkpoints import FINAL, INIT, checkpoints_in, name_also
+from mjfleet.runs.config_yaml import TEACHER, differences, placement_of, write_config
+from mjfleet.runs.find_run import is_of_this_user
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
 from mjfleet.runs.resume_choice import Parent
-from mjfleet.runs.resumed_attempt import PENDING
-from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_record
-from mjfleet.runs.run_lock import LOCK_FILE, REQUEUE_SECONDS, RunLock, is_locked, lock_run
-from mjfleet.runs.task_snapshot import FOLDER, TaskCode, keep, read_code
+from mjfleet.runs.run_json import RECORD_FILE, now, read_record
+from mjfleet.runs.run_lock import (
+    BRIEF_SECONDS,
+    LOCK_FILE,
+    REQUEUE_SECONDS,
+    RunLock,
+    is_locked,
+    lock_run,
+)
+from mjfleet.runs.task_snapshot import FOLDER, TaskCode, keep, read_code, snapshot_folder
+from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line, print_error
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
 
 BEGUN = "a run has begun in {} meanwhile: start the command again."
 WRITTEN = (
-    CONFIG_FILE, "configs", METRICS_FILE, "checkpoints", "failures", FOLDER, "torchrunx", "videos",
-    "plots", "exported", "report.html", "wandb", "events.out.tfevents.*", PENDING, RECORD_FILE,
+    CONFIG_FILE, "configs", ATTEMPTS, METRICS_FILE, "checkpoints", "failures", FOLDER, "torchrunx",
+    "videos", "plots", "exported", "report.html", "wandb", "events.out.tfevents.*", ".attempt.tmp",
+    RECORD_FILE,
 )  # fmt: skip
 """What a run, and commands about it, write into its directory beside the lock's file; names, or
-patterns of them. What is removed last comes last: without run.json it is no run."""
+patterns of them. `configs` and `.attempt.tmp` are of earlier versions. What is removed last comes
+last: without run.json it is no run."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,98 +77,99 @@ class Attempt:
     argv: Sequence[str]
     plan: Mapping[str, Any]  # The launch plan, as run.json records it.
     checkpoint: Path | None  # Where training continues from, or takes networks; None: it begins.
+    continues: bool = False  # Whether the run is there already.
     parent: Parent | None = None  # The run that this one has forked from.
     is_restart: bool = False
 
 
-class _LogsExistError(FileExistsError):
-    """The log folder of this second is that of another attempt, perhaps of another run."""
-
-
 class RunDirectory:
-    """The directory of a run that is about to start or to continue.
+    """The directory of a run in which an attempt is about to start.
 
     Attributes:
         path: the directory.
         checkpoint: where training continues from; a new run has its own copy of its parent's.
         copied: the file of the parent that `checkpoint` is a copy of.
+        token: the attempt's random name, which its checkpoints hold.
         task_hash: of the task's code.
     """
 
     def __init__(
-        self, path: Path, attempt: Attempt, lock: RunLock, made: list[Path], before: bytes | None
+        self, path: Path, attempt: Attempt, logs: Path | None, lock: RunLock | None = None
     ) -> None:
-        """See `create` and `reopen`; `before` is the content of run.json, None of a new run."""
-        self.path, self._lock, self.checkpoint = path.absolute(), lock, attempt.checkpoint
-        self.copied = attempt.checkpoint
-        self.task_hash = ""
-        self._made = made  # The folders that were made for this attempt, parents last.
-        self._logs: Path | None = None  # That of the workers' output, if it is one of these.
-        self._before, self._has_moved_failures = before, False
-        self._is_locked_first = before is None  # Whether the lock's file is of this attempt.
+        """Enter an attempt into a run's directory; `continues` says whether the run is there.
 
-    @classmethod
-    def create(cls, path: Path, attempt: Attempt, log_folder: Path | None) -> Self:
-        """Make the directory of a new run; --run-dir may be a folder that holds no run.
+        The folder of a new run is made; --run-dir may be one that holds no run. `logs` is the
+        folder of the workers' output. `lock` is the run's, if it is held.
 
-        `log_folder` is that of the workers' output. UserError if a folder cannot be made or
-        written, FileExistsError if another run has taken the name, or that of the log folder.
+        Raises:
+            UserError: a folder cannot be made or written, holds a link, or is locked.
+            FileExistsError: another run has taken a name that is not typed, or that of the logs; a
+                `lock` that was given is still held.
         """
-        made = make_folder(path, "--run-dir" if attempt.config.run_dir else "--log-root")
-        if path not in made and not attempt.config.run_dir:
-            raise FileExistsError(path)
+        self.path, self.checkpoint, self.copied = path.absolute(), attempt.checkpoint, None
+        self.task_hash, self.token, self._is_new = "", token_hex(8), not attempt.continues
+        self._made = list[Path]()  # The folders that were made for this attempt, parents last.
+        self._log: LauncherLog | None = None
+        if not attempt.continues:
+            is_typed = bool(attempt.config.run_dir)
+            self._made = make_folder(path, "--run-dir" if is_typed else "--log-root")
+            if path not in self._made and not is_typed:
+                raise FileExistsError(path)
         try:
-            lock = lock_run(path, REQUEUE_SECONDS)
-            if (path / RECORD_FILE).exists():
-                lock.close()
+            check_run_folder(path)
+            if logs is not None:
+                made = make_folder(logs, "torchrunx log directory")
+                self._made = [*made, *self._made]
+                if logs not in made:
+                    raise FileExistsError(logs)
+            self._is_locked_first = lock is None
+            patience = BRIEF_SECONDS if attempt.continues else REQUEUE_SECONDS
+            self._lock = lock or lock_run(path, patience)
+            if self._is_new and (path / RECORD_FILE).exists():
+                self._lock.close()
                 raise UserError(BEGUN.format(path))
         except BaseException:
-            remove_empty(made)
+            remove_empty(self._made)
             raise
-        run = cls(path, attempt, lock, made, before=None)
-        run._start(attempt, log_folder)
-        return run
+        self._logs = logs
+        try:
+            self._enter(attempt, read_code(attempt.task_folder))
+        except OSError as error:
+            self.leave()
+            raise UserError(f"{self.path}: {error.strerror}.") from None
+        except BaseException:
+            self.leave()
+            raise
 
-    @classmethod
-    def reopen(
-        cls, path: Path, attempt: Attempt, log_folder: Path | None, lock: RunLock | None
-    ) -> Self:
-        """Open the directory of a run that continues, and lock it unless its `lock` is held.
-
-        UserError if it holds a link, or cannot be locked or written; FileExistsError, with the lock
-        still held, if another attempt has taken the log folder.
-        """
-        check_folder(path)
-        before = (path / RECORD_FILE).read_bytes()
-        run = cls(path, attempt, lock or lock_run(path), [], before)
-        run._is_locked_first = lock is None
-        run._start(attempt, log_folder)
-        return run
-
-    def discard(self) -> None:
-        """Undo everything, since nothing has run.
-
-        Failure records of earlier attempts stay in their folders, `failures/attempt_<n>`.
-        """
-        if self._before is None:
+    def leave(self) -> None:
+        """Take the attempt back, since nothing has run; of a new run, nothing is left."""
+        *before, this = attempts_in(self.path) or [{}]
+        if self._is_new:
             remove_note(self.path)
             for path in written_in(self.path):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        else:
-            (self.path / RECORD_FILE).write_bytes(self._before)
-            shutil.rmtree(self.path / PENDING, ignore_errors=True)
-            if self._has_moved_failures:
-                for record in (self.path / "failures").glob("rank*.json"):
-                    record.unlink()
+                remove(path)
+        elif this.get(TOKEN) == self.token:
+            write_attempts(self.path, before)
+            hash_ = this["code"]["hash"]
+            if hash_ not in [(entry.get("code") or {}).get("hash") for entry in before]:
+                shutil.rmtree(snapshot_folder(self.path, hash_), ignore_errors=True)
+            is_earlier = not any(TOKEN in entry for entry in before)
+            own = self.path / ATTEMPTS if is_earlier else folder_of(self.path, len(before) + 1)
+            shutil.rmtree(own, ignore_errors=True)
+            for record in (self.path / "failures").glob("rank*.json"):
+                record.unlink()
         if self._logs:
             shutil.rmtree(self._logs, ignore_errors=True)
+        self.close()
         if self._is_locked_first:
             (self.path / LOCK_FILE).unlink(missing_ok=True)
-        self._lock.close()
         remove_empty([self.path / "failures", *self._made])
 
     def close(self) -> None:
         """Release the lock of the run."""
+        if self._log:
+            logging.getLogger().removeHandler(self._log)
+            self._log.close()
         self._lock.close()
 
     def end(self, status: str, **details: Any) -> None:
@@ -149,110 +177,85 @@ class RunDirectory:
 
         `status` is "finished", "stopped" or "failed"; `details` are more entries of the attempt.
         """
-        ended: dict[str, Any] = {"status": status, "ended": now()}
+        iterations = dict[str, int]()
         try:
-            ended["iterations"] = completed_iterations(self.path)
+            iterations["iterations"] = completed_iterations(self.path)
         except OSError as error:
             logger.warning("%s: the iterations are not known: %s", METRICS_FILE, error.strerror)
-        kept: dict[str, Any] = {}
-        if self._before is not None and (self.path / PENDING).exists():
-            details["is_undone"] = True
-            kept = json.loads(self._before)
-            if kept.get("status") == "running":  # It was killed: how this attempt ends counts.
-                kept |= ended
         try:
-            *before, last = read_record(self.path)["attempts"]
-            entries = ended | kept | {"attempts": [*before, last | ended | details]}
-            write_record(self.path, RECORD_FILE, **entries)
-            shutil.rmtree(self.path / PENDING, ignore_errors=True)
-        except (OSError, LookupError, TypeError, ValueError) as error:
+            *before, last = attempts = attempts_in(self.path)
+            if current_attempt(self.path, attempts)[0] != len(attempts):
+                details["is_undone"] = True
+            this = {**last, "status": status, "ended": now(), **iterations, **details}
+            write_attempts(self.path, [*before, this])
+        except (OSError, LookupError, TypeError, ValueError, UserError) as error:
             file = self.path / RECORD_FILE
             why = in_a_line(error) if file.exists() else "it is gone"
             logger.warning("%s does not say how the run ended: %s", file, why)
 
-    def _start(self, attempt: Attempt, log_folder: Path | None) -> None:
-        """Record the attempt and make its folders, or leave everything as it was.
-
-        FileExistsError if the log folder is another attempt's.
-        """
-        try:
-            if log_folder is not None:
-                made = make_folder(log_folder, "torchrunx log directory")
-                self._made = [*made, *self._made]
-                self._logs = log_folder if log_folder in made else None
-                if self._logs is None:
-                    raise _LogsExistError(log_folder)
-            self._write(attempt, read_code(attempt.task_folder))
-        except _LogsExistError:
-            if self._is_locked_first:  # Otherwise the caller's lock is kept for the next name.
-                self.discard()
-            raise
-        except OSError as error:
-            self.discard()
-            raise UserError(f"{self.path}: {error.strerror}.") from None
-        except BaseException:
-            self.discard()
-            raise
-
-    def _write(self, attempt: Attempt, code: TaskCode) -> None:
-        """Write run.json, then config.yaml and the task's code.
-
-        Where a run continues, `adopt_attempt` writes all but run.json after the first iteration.
-        """
-        place = self.path if self._before is None else self.path / PENDING
-        record, config, parent = read_record(self.path), attempt.config, attempt.parent
-        attempts, run_id = record.get("attempts", []), self._run_id(config, parent)
-        self.task_hash = code.hash
+    def _enter(self, attempt: Attempt, code: TaskCode) -> None:
+        """Write run.json, then the attempt's folder and the task's code."""
+        path, config, parent = self.path, attempt.config, attempt.parent
+        attempts, self.task_hash = attempts_in(path), code.hash
+        if not self._is_new:
+            complete(path)
+            keep_earlier_layout(path)
+            end_killed(path, attempts)
+        for record in [record for record in (path / "failures").glob("*") if record.is_file()]:
+            aside = path / "failures" / f"attempt_{len(attempts)}"
+            aside.mkdir(exist_ok=True)
+            record.replace(aside / record.name)
         if parent:
             name = INIT if parent.networks_only else f"model_{parent.iteration or 0}.pt"
-            self.checkpoint = self.path / "checkpoints" / name
-        # An attempt that was killed has recorded nothing.
-        if attempts and attempts[-1].get("status") == "running":
-            attempts[-1] |= {"status": "killed", "iterations": completed_iterations(self.path)}
-        teacher = {"named": config.teacher, "checkpoint": value_at(to_dict(config), TEACHER)}
+            self.checkpoint, self.copied = path / "checkpoints" / name, attempt.checkpoint
+        package, record = Path(str(resources.files("mjfleet"))), read_record(path)
         different = differences(config, attempt.defaults)
-        start = {"argv": list(attempt.argv), "started": now(), "iterations": 0}
-        this = start | {
+        began = {n: record[n] for n in ("parent", "teacher") if n in record}
+        if parent:
+            began["parent"] = asdict(parent)
+        if config.teacher:
+            checkpoint = value_at(to_dict(config), TEACHER)
+            began["teacher"] = {"named": config.teacher, "checkpoint": checkpoint}
+        plan = {
+            **began,
+            "id": self._run_id(config, parent),
+            "task": attempt.task,
+            "seed": config.agent.seed,
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+            "changed": {n: {"value": v, "default": d} for n, (v, d) in different.items()},
+            "plan": attempt.plan,
+            "versions": stack_versions(*config.agent.packages),
+            "git": git_state([package, attempt.task_folder]),
+        }
+        this = {
+            "argv": list(attempt.argv),
+            "started": now(),
+            "iterations": 0,
             "ended": None,
             "status": "running",
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
             "is_restart": attempt.is_restart,
             "code": {"hash": code.hash, "left_out": list(code.left_out)},
+            TOKEN: self.token,
         }
-        package = Path(str(resources.files("mjfleet")))
-        write_record(
-            self.path,
-            RECORD_FILE,
-            **({} if attempts else start),
-            **({"parent": asdict(parent)} if parent else {}),
-            **({"teacher": teacher} if config.teacher else {}),
-            id=run_id,
-            task=attempt.task,
-            status="running",
-            ended=None,
-            seed=config.agent.seed,
-            host=os.uname().nodename,
-            pid=os.getpid(),
-            changed={n: {"value": v, "default": d} for n, (v, d) in different.items()},
-            plan=attempt.plan,
-            versions=stack_versions(*config.agent.packages),
-            git=git_state([package, attempt.task_folder]),
-            attempts=[*attempts, this],
-        )
-        shutil.rmtree(self.path / PENDING, ignore_errors=True)
-        for folder in (self.path / "checkpoints", place):
-            folder.mkdir(exist_ok=True)
-        if parent and attempt.checkpoint and self.checkpoint:
-            shutil.copyfile(attempt.checkpoint, self.checkpoint)
-        failures = self.path / "failures"
-        for path in [path for path in failures.glob("*") if path.is_file()]:
-            aside = failures / f"attempt_{len(attempts)}"
-            aside.mkdir(exist_ok=True)
-            path.replace(aside / path.name)
-        self._has_moved_failures = True
-        write_config(place / CONFIG_FILE, attempt.task, config, self.path / CONFIG_FILE)
-        keep(code, self.path, place)
-        add_note(self.path, run_id, placement_of(config), code.hash)
+        write_attempts(path, [*attempts, this], plan)
+        folder = folder_of(path, len(attempts) + 1)
+        shutil.rmtree(folder, ignore_errors=True)  # One that was killed may have left it.
+        for made in (path / "checkpoints", folder):
+            made.mkdir(parents=True, exist_ok=True)
+        write_json(folder / PLAN_FILE, plan)
+        write_config(folder / CONFIG_FILE, attempt.task, config, path / CONFIG_FILE)
+        self._log = LauncherLog(folder / "launcher.log", encoding="utf-8")
+        logging.getLogger().addHandler(self._log)
+        if self.copied and self.checkpoint:
+            with self.copied.open("rb") as original:
+                write_atomically(self.checkpoint, partial(shutil.copyfileobj, original))
+        keep(code, path)
+        if self._is_new:
+            write_pointer(path, 1, parent.iteration or 0 if parent else 0)
+            complete(path)
+        add_note(path, plan["id"], placement_of(config), code.hash)
 
     def _run_id(self, config: TrainConfig, parent: Parent | None) -> str:
         """Return the run's id: that of a run begun here, WANDB_RUN_ID, or a new one."""
@@ -265,13 +268,42 @@ class RunDirectory:
         return id_of(self.path)
 
 
-def record_finished(run_dir: Path) -> None:
-    """Record that a run has finished whose process was killed after its last iteration."""
-    record = read_record(run_dir)
-    if record.get("status") == "running":
-        ended = {"status": "finished", "ended": now(), "iterations": completed_iterations(run_dir)}
-        *before, last = record["attempts"]
-        write_record(run_dir, **ended, attempts=[*before, last | ended])
+class LauncherLog(logging.FileHandler):
+    """Writes what the launcher warns of into the attempt's folder, besides the terminal."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if logging.lastResort and logging.getLogger().handlers == [self]:
+            logging.lastResort.handle(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Do without the file, which a full disk or a folder that is gone does not hold."""
+
+
+def finish_complete(run_dir: Path) -> None:
+    """Record that a run has finished which was killed, or failed, after its last iteration."""
+    check_run_folder(run_dir)
+    attempts, folder = attempts_in(run_dir), run_dir / "checkpoints"
+    end_killed(run_dir, attempts)
+    entry = attempts[current_attempt(run_dir, attempts)[0] - 1] if attempts else {}
+    done = {"status": "finished", "iterations": completed_iterations(run_dir)}
+    entry |= done | {"ended": entry.get("ended") or now()}
+    write_attempts(run_dir, attempts)
+    *_, newest = checkpoints_in(folder)
+    if not ((final := folder / FINAL).exists() and final.samefile(newest)):
+        name_also(newest, final)
+
+
+def check_run_folder(folder: Path) -> None:
+    """Raise UserError for a link in a run's folder; checkpoints may be one to this user's folder.
+
+    See `check_folder`.
+    """
+    checkpoints = folder / "checkpoints"
+    is_ours = checkpoints.is_symlink() and checkpoints.is_dir() and is_of_this_user(checkpoints)
+    check_folder(folder, checkpoints if is_ours else None)
+    if is_ours:
+        check_folder(checkpoints)
 
 
 def written_in(folder: Path) -> list[Path]:
@@ -281,8 +313,10 @@ def written_in(folder: Path) -> list[Path]:
 
 def refuse_written(folder: Path) -> None:
     """Raise UserError if a folder in which a run is to begin holds what one writes, or a link."""
-    check_folder(folder)
-    if found := [path.name for path in written_in(folder)]:
+    check_run_folder(folder)
+    links = [path for path in written_in(folder) if path.is_symlink() and path.is_dir()]
+    empty = [link for link in links if not any(link.iterdir())]  # It is for the checkpoints.
+    if found := [path.name for path in written_in(folder) if path not in empty]:
         if RECORD_FILE in found or is_locked(folder):
             raise UserError(BEGUN.format(folder))
         raise UserError(

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mjfleet.errors import UserError
 from mjfleet.registry import bundled_tasks
+from mjfleet.runs.attempts import REPLACED
 from mjfleet.runs.checkpoints import about
-from mjfleet.runs.config_yaml import config_of_attempt
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.run_json import record_of
 from mjfleet.utils.console import print_line, printable
@@ -48,7 +48,6 @@ class Snapshot:
     """The copy of a task's folder in a run directory."""
 
     folder: Path
-    config: Path  # The configuration with which the run was last trained by this code.
     is_own: bool  # Whether this installation has trained the run with it.
 
 
@@ -93,10 +92,10 @@ def _bases(folder: Path, files: Mapping[str, bytes]) -> list[str]:
     ]
 
 
-def keep(code: TaskCode, run_dir: Path, place: Path) -> None:
-    """Write a snapshot into `place`, a folder of the run, unless the run has it already."""
-    if not _folder(run_dir, code.hash).exists():
-        folder = _folder(place, code.hash)
+def keep(code: TaskCode, run_dir: Path) -> None:
+    """Write a snapshot into a run directory, unless it is there already."""
+    folder = snapshot_folder(run_dir, code.hash)
+    if not folder.exists():
         aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
         aside.mkdir(parents=True)
         for path, data in code.files.items():
@@ -113,7 +112,7 @@ def changes_since(source: Path, task_folder: Path) -> str | None:
     then, now = _hash_in(source), read_code(task_folder)
     if then in ("", now.hash):
         return None
-    kept = _folder(run_dir_of(source), then)
+    kept = snapshot_folder(run_dir_of(source), then)
     if not kept.is_dir():
         return f"the task's code is not that of {source.name}, of which the run keeps none"
     old = read_code(kept).files
@@ -133,19 +132,21 @@ def snapshot_of(source: Path) -> Snapshot:
     """
     run_dir, wanted = run_dir_of(source), _hash_in(source)
     codes = [attempt.get("code") or {} for attempt in record_of(run_dir).get("attempts", [])]
-    number = max((n for n, code in enumerate(codes, 1) if code.get("hash") == wanted), default=0)
-    folder = _folder(run_dir, wanted)
-    if not (number and folder.is_dir()) or folder.is_symlink():
+    code, folder = (
+        [code for code in codes if code.get("hash") == wanted],
+        snapshot_folder(run_dir, wanted),
+    )
+    if not (code and folder.is_dir()) or folder.is_symlink():
         raise UserError(f"{source}: the run keeps no copy of the task's code.")
-    if left_out := codes[number - 1].get("left_out"):
+    if left_out := code[-1].get("left_out"):
         lacking = ", ".join(left_out)
         raise UserError(f"{folder} is not a whole copy of the task's code, it lacks {lacking}.")
     for compiled in [*folder.rglob("__pycache__")]:  # The hash is without it.
         shutil.rmtree(compiled, ignore_errors=True)
     if read_code(folder).hash != wanted:
         raise UserError(f"{folder} is not as it was when {source} was trained.")
-    note, config = note_of(run_dir), config_of_attempt(run_dir, number, len(codes))
-    return Snapshot(folder, config, is_own=bool(note and wanted in note.codes))
+    note = note_of(run_dir)
+    return Snapshot(folder, is_own=bool(note and wanted in note.codes))
 
 
 def own_snapshot(source: Path, task: str, is_asked: bool = False) -> Snapshot:
@@ -181,7 +182,10 @@ def code_of_restart(run_dir: Path, task_folder: Path) -> Path:
 
 def run_dir_of(source: Path) -> Path:
     """Return the run directory of a checkpoint, or the run directory itself."""
-    return source if source.is_dir() else source.absolute().parent.parent
+    if source.is_dir():
+        return source
+    folder = source.absolute().parent
+    return folder.parents[1] if folder.name.startswith(REPLACED) else folder.parent
 
 
 def _hash_in(source: Path) -> str:
@@ -194,5 +198,6 @@ def _hash_in(source: Path) -> str:
     return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{64}", found) else ""
 
 
-def _folder(run_dir: Path, task_hash: str) -> Path:
+def snapshot_folder(run_dir: Path, task_hash: str) -> Path:
+    """Return the folder of a snapshot."""
     return run_dir / FOLDER / task_hash[:16]

@@ -14,8 +14,8 @@ from typing import Annotated
 
 from mjfleet.config.validation import Rule
 from mjfleet.errors import UserError
+from mjfleet.runs.attempts import CONFIG_FILE
 from mjfleet.runs.checkpoints import BEST, FINAL
-from mjfleet.runs.config_yaml import CONFIG_FILE
 from mjfleet.runs.find_run import group_of, groups_in, is_of_this_user, members_of, name_of
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.runs.own_runs import remove_note

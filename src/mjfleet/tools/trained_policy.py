@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mjfleet.config import TrainConfig
 from mjfleet.registry import FoundTask, discover, find_task
-from mjfleet.runs.config_yaml import CONFIG_FILE, from_file, read_config
+from mjfleet.runs.attempts import CONFIG_FILE
+from mjfleet.runs.config_yaml import from_file
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 from mjfleet.runs.pretrained import describe, find_pretrained
 from mjfleet.runs.resume_choice import Resume, find_trained, read_run
@@ -48,13 +49,11 @@ def find_policy(
     name, checkpoint, data = trained.task, trained.policy, trained.config
     found = None if as_trained else registry.tasks.get(name)
     if found is None:
-        snapshot = own_snapshot(checkpoint, name, as_trained)
-        found = find_task(name, snapshot.folder)
-        data = read_config(str(snapshot.config), "--resume")
+        found = find_task(name, own_snapshot(checkpoint, name, as_trained).folder)
     elif changes := changes_since(checkpoint, found.folder):
         print_line(f"{changes}\n--as-trained uses the code as it was\n")
     run_dir = run_dir_of(checkpoint)
-    file = f"{run_dir}: its {CONFIG_FILE}" if (run_dir / CONFIG_FILE).exists() else str(checkpoint)
+    file = f"{run_dir}: its {CONFIG_FILE}" if trained.run_dir else str(checkpoint)
     return found, from_file(found, data, file, note_of(run_dir)), trained
 
 

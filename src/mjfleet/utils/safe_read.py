@@ -34,15 +34,16 @@ def read_json(path: Path) -> Any:
             raise ValueError("it is nested too deeply") from None
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, allowed: Path | None = None) -> None:
     """Raise UserError for a folder with a link, which could lead a run to write or move elsewhere.
 
-    W&B makes links in its own folders, called wandb, which are left alone.
+    One link in it may be allowed. W&B makes links in its own folders, called wandb, which are left
+    alone.
     """
     for here, folders, files in os.walk(folder):
         for path in (Path(here, name) for name in (*folders, *files)):
             kind = path.lstat().st_mode
-            if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+            if path != allowed and not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
                 what = "a symbolic link" if stat.S_ISLNK(kind) else "not a regular file"
                 name = path.relative_to(folder)
                 raise UserError(f"{folder}: {name} in it is {what}; no run makes one: remove it.")

@@ -18,8 +18,8 @@ from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
+from mjfleet.runs.attempts import count_last_attempt
 from mjfleet.runs.checkpoints import INIT
-from mjfleet.runs.resumed_attempt import adopt_attempt
 from mjfleet.video.training_videos import TrainingVideos
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.kernel_compilation import first_worker_compiles
@@ -61,6 +61,7 @@ def build(
         config.keep_checkpoints,
         worlds=config.save_worlds,
         task_hash=args.task_hash,
+        attempt=args.attempt,
     )
     return runner, checkpointer
 
@@ -99,7 +100,7 @@ def train_and_log(
         def on_iteration(row: Row) -> None:
             iteration = runner.current_learning_iteration
             if iteration == begun + 1:
-                adopt_attempt(run_dir, begun)
+                count_last_attempt(run_dir, begun)
             with runner.heartbeat.excused():  # A terminal may be paused, or a disk not answer.
                 progress.iteration(row, runner.warnings)
                 loggers.write(row)

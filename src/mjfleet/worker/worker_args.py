@@ -26,6 +26,7 @@ class WorkerArgs:
     checkpoint: str | None = None  # Where training continues from; None: it begins.
     continues: bool = False  # Whether an earlier run continues, metrics included.
     task_hash: str = ""  # Hash of the task's code, for checkpoints.
+    attempt: str = ""  # The attempt's random name, for checkpoints.
     backend: Literal["nccl", "gloo"] | None = None  # None: there is only one worker.
     local: bool = True  # Whether we have started the workers; without `meeting`, all on this host.
     # The rest is for workers that we have started.

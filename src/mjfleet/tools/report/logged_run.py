@@ -12,7 +12,8 @@ import numpy as np
 from mjfleet.config import by_dotted_name
 from mjfleet.config.train_config import decides_learning
 from mjfleet.errors import UserError
-from mjfleet.runs.config_yaml import CONFIG_FILE, read_config
+from mjfleet.runs.attempts import CONFIG_FILE, config_of
+from mjfleet.runs.config_yaml import read_config
 from mjfleet.runs.find_run import members_of
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, seconds_spent, value
 from mjfleet.runs.run_json import is_group, record_of
@@ -56,7 +57,7 @@ def read_run(folder: Path) -> LoggedRun:
     with suppress(UserError):  # The summary of the run says why.
         record = record_of(folder)
     try:
-        config = by_dotted_name(read_config(str(folder / CONFIG_FILE), CONFIG_FILE))
+        config = by_dotted_name(read_config(str(config_of(folder)), CONFIG_FILE))
     except UserError as error:
         problem = str(error)
     names, rows = list[str](), list[dict[str, str]]()
