@@ -1,5 +1,6 @@
 """What is seen of workers: heartbeats that the test writes, processes that do nothing."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -96,6 +97,22 @@ def test_a_killed_worker_is_a_failure_with_its_rank_and_signal(
     assert (failure.rank, failure.kind, failure.iteration) == (1, "Killed", 3)
     assert "SIGKILL" in failure.message
     assert read_failures(tmp_path) == [failure]
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_worker_that_nccl_aborts_is_the_cause_only_if_no_other_fails(
+    args: WorkerArgs, workers: Workers, tmp_path: Path, is_alone: bool
+) -> None:
+    seen = WorkerProcesses(replace(args, backend="nccl"))
+    workers[0].send_signal(signal.SIGABRT)
+    while not read_failures(tmp_path):
+        assert seen.failure() is None
+    if not is_alone:
+        workers[1].kill()
+    failure = wait_for_failure(seen)
+    expected = (0, "SIGABRT, as NCCL") if is_alone else (1, "SIGKILL")
+    assert failure.rank == expected[0]
+    assert expected[1] in failure.message
 
 
 def test_a_worker_that_just_ends_is_a_failure_unless_it_is_done(

@@ -123,21 +123,29 @@ class WorkerProcesses:
         for rank, heart, (state, status) in zip(self._ranks, self._hearts, states, strict=True):
             if state not in "ZX" or heart.phase == Phase.DONE or rank.rank in known:
                 continue
-            kind, message = "Exited", "its process is gone"
+            kind, message, is_aborted = "Exited", "its process is gone", False
             if os.WIFSIGNALED(status):
                 kind, message = "Killed", killed_by(os.WTERMSIG(status))
+                is_aborted = os.WTERMSIG(status) == signal.SIGABRT and self._args.backend == "nccl"
+                if is_aborted:  # NCCL's watchdog does so, and another rank may be the cause.
+                    message += ", as NCCL does once a rank waits --collective-timeout for others"
             elif state == "Z":
                 code = os.waitstatus_to_exitcode(status)
                 message = f"its process ended with code {code} and left no record of an exception"
-            return self._failure(kind, message, rank, heart)
+            failure = self._failure(kind, message, rank, heart, is_secondary=is_aborted)
+            if not is_aborted:
+                return failure
         return self._hang() if self._detector.hangs() else None
 
     def _is_gone(self) -> bool:
         return all(_state(heart.pid)[0] in "ZX" for heart in self._hearts if heart.pid)
 
-    def _failure(self, kind: str, message: str, rank: Rank, heart: Heartbeat) -> Failure:
+    def _failure(
+        self, kind: str, message: str, rank: Rank, heart: Heartbeat, *, is_secondary: bool = False
+    ) -> Failure:
         """Record and return what is seen of a worker."""
         failure = Failure.seen(kind, message, self._args, rank, heart)
+        failure = replace(failure, is_secondary=is_secondary)
         failure.write(*self._folders)
         return failure
 

@@ -17,25 +17,38 @@ def cpu_name() -> str:
     return found[1] if found else platform.machine()
 
 
+CPU_CGROUPS = (
+    ("sys/fs/cgroup", "^0::/(.*)$", ("cpu.max",)),
+    (
+        "sys/fs/cgroup/cpu",
+        r"^\d+:(?:\w+,)*cpu(?:,\w+)*:/(.*)$",
+        ("cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    ),
+)
+"""Where cgroups of version 2 and of version 1 are mounted, which line of /proc/self/cgroup says in
+which group this process is, and the files of a quota and its period."""
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """Return how many CPU cores this process may use: by its affinity, and by CPU quotas.
 
     A quota of 1.5 cores counts as 2; those of all cgroups around this process hold, see "CPU" in
-    the kernel's cgroup-v2.rst. `root` is where /proc and /sys are.
+    the kernel's cgroup-v2.rst, and sched-bwc.rst for version 1. `root` is where /proc and /sys are.
     """
-    cores, mount = len(os.sched_getaffinity(0)), root / "sys/fs/cgroup"
+    cores = len(os.sched_getaffinity(0))
     try:
         groups = (root / "proc/self/cgroup").read_text()
     except OSError:  # Without cgroups there are no quotas.
         return cores
-    path = re.search("^0::/(.*)$", groups, re.MULTILINE)
-    # In a container the path may be one of the host's: only the mount itself is there then.
-    place = mount / (path[1] if path else "")
-    for folder in (place, *place.parents[: len(place.parts) - len(mount.parts)]):
-        with suppress(OSError):
-            quota, period = (folder / "cpu.max").read_text().split()
-            if quota != "max":
-                cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
+    for name, pattern, files in CPU_CGROUPS:
+        path, mount = re.search(pattern, groups, re.MULTILINE), root / name
+        # In a container the path may be one of the host's: only the mount itself is there then.
+        place = mount / (path[1] if path else "")
+        for folder in (place, *place.parents[: len(place.parts) - len(mount.parts)]):
+            with suppress(OSError):
+                quota, period = " ".join((folder / file).read_text() for file in files).split()
+                if quota not in ("max", "-1"):
+                    cores = min(cores, max(1, math.ceil(int(quota) / int(period))))
     return cores
 
 
