@@ -59,13 +59,13 @@ class Sources:
     """The runs from which one starts."""
 
     start: LaunchConfig  # With paths for words, such as `latest`, that the run in --run-dir knows.
-    here: Resume | None  # The run or group in --run-dir; None: a run begins there.
-    named: Resume | None  # The run or group that continues, or the parent of a new run.
+    present: Resume | None  # The run or group in --run-dir; None: a run begins there.
+    origin: Resume | None  # The run or group that continues, or the parent of a new run.
 
     @property
     def is_continued(self) -> bool:
         """Whether the run in --run-dir continues."""
-        return self.here is not None and self.named is self.here
+        return self.present is not None and self.origin is self.present
 
 
 def find_sources(start: LaunchConfig, task: str | None) -> Sources:
@@ -76,54 +76,56 @@ def find_sources(start: LaunchConfig, task: str | None) -> Sources:
     Raises:
         UserError: one cannot be used.
     """
-    here = None if start.run_dir is None else _run_in(Path(start.run_dir), start.dry_run)
-    if here:
+    present = None if start.run_dir is None else _run_in(Path(start.run_dir), start.dry_run)
+    if present:
         typed = {name: getattr(start, name) for name in ("resume", "init_from", "teacher")}
-        meant = {n: first_meaning(here, n, value) for n, value in typed.items() if value}
-        start = replace(start, **meant)
-        if is_group(here.path) or has_learned(here.path):
-            return Sources(start, here, here)
+        paths = {n: first_meaning(present, n, value) for n, value in typed.items() if value}
+        start = replace(start, **paths)
+        if is_group(present.path) or has_learned(present.path):
+            return Sources(start, present, present)
     if start.resume is None:
-        return Sources(start, here, None)
+        return Sources(start, present, None)
     name, log_root = f"--resume {start.resume}", Path(start.log_root)
     path = find_run(start.resume, name, log_root, task=task, may_be_group=True)
-    return Sources(start, here, read_run(path, name))
+    return Sources(start, present, read_run(path, name))
 
 
 def start_from(
     sources: Sources, found: FoundTask, config: TrainConfig
 ) -> tuple[TrainConfig, Resume | None]:
     """Return the configuration, and where the run starts; None: it is new."""
-    start, here, named, resume = sources.start, sources.here, sources.named, None
-    if named:
-        recorded = from_dict(found.defaults(), named.config if named.run_dir else {})
+    start, present, origin, resume = sources.start, sources.present, sources.origin, None
+    if origin:
+        recorded = from_dict(found.defaults(), origin.config if origin.run_dir else {})
         if sources.is_continued and is_restart(os.environ):
-            path = undone_checkpoint(named.path) or named.path
-            named = replace(named, path=path, is_restart=True)
-        in_place = sources.is_continued or (named.run_dir is not None and not start.fork)
+            path = undone_checkpoint(origin.path) or origin.path
+            origin = replace(origin, path=path, is_restart=True)
+        in_place = sources.is_continued or (origin.run_dir is not None and not start.fork)
         choose_start = continue_run if in_place else fork
-        resume = choose_start(named, config, recorded, found.folder)
+        resume = choose_start(origin, config, recorded, found.folder)
     elif config.init_from:
         resume, config = begin_from(config, start.init_from)
-    if here and not sources.is_continued:
+    if present and not sources.is_continued:
         notes = () if resume is None else resume.notes
-        note = f"{here.path} has no checkpoint yet: it begins anew"
-        resume = replace(resume or here, run_dir=here.path, lock=here.lock, notes=(note, *notes))
+        note = f"{present.path} has no checkpoint yet: it begins anew"
+        resume = replace(
+            resume or present, run_dir=present.path, lock=present.lock, notes=(note, *notes)
+        )
     return config, resume
 
 
 def find_code(registry: Registry, task: str, sources: Sources) -> FoundTask:
     """Return a task, or its run's copy: asked for, nowhere else, or a restart of an own run."""
-    named, as_trained = sources.named, sources.start.as_trained
-    if not (named and named.run_dir and named.task == task) or is_group(named.path):
+    origin, as_trained = sources.origin, sources.start.as_trained
+    if not (origin and origin.run_dir and origin.task == task) or is_group(origin.path):
         return registry.find(task)
     if task in registry.tasks and not as_trained:
         with suppress(UserError):
             is_again = sources.is_continued and is_restart(os.environ)
-            if is_again and (snapshot := snapshot_of(named.run_dir)).is_own:
+            if is_again and (snapshot := snapshot_of(origin.run_dir)).is_own:
                 return find_task(task, snapshot.folder)
         return registry.find(task)
-    source = named.with_checkpoint().checkpoint or named.run_dir
+    source = origin.with_checkpoint().checkpoint or origin.run_dir
     return find_task(task, own_snapshot(source, task, as_trained).folder)
 
 

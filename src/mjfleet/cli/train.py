@@ -85,23 +85,23 @@ def configure(arguments: Sequence[str]) -> Chosen:
     task, flags = _split_task(arguments)
     start, typed = read_start(flags), typed_fields(flags)
     sources = find_sources(start, task)
-    named, file = sources.named, read_config(start.config, task=task) if start.config else {}
-    task = task or (named.task if named else start.config and task_of(start.config))
+    origin, file = sources.origin, read_config(start.config, task=task) if start.config else {}
+    task = task or (origin.task if origin else start.config and task_of(start.config))
     if not task:
-        if sources.here:
+        if sources.present:
             raise UserError(
-                f"--run-dir {sources.here.path}: the run there has no checkpoint and begins anew: "
-                "type the whole command, with the task."
+                f"--run-dir {sources.present.path}: the run there has no checkpoint and begins "
+                "anew: type the whole command, with the task."
             )
         raise UserError(
             "the task comes first: `train <task> ...`, unless the file of --config or the run of "
             "--resume or --run-dir names it. `train --help` lists tasks."
         )
-    place = Path(start.config).parent if start.config else named and named.run_dir
+    place = Path(start.config).parent if start.config else origin and origin.run_dir
     registry = discover(os.environ, start.tasks_dir or (place and tasks_dir_of(place)))
     found = find_code(registry, task, sources)
-    if named:
-        check_task(named, found.name, "--run-dir " if sources.is_continued else "--resume ")
+    if origin:
+        check_task(origin, found.name, "--run-dir " if sources.is_continued else "--resume ")
     default = _recorded(found, sources, file, typed)
     config = parse_flags(TrainConfig, flags, f"train {found.name}", default)
     if "seeds" in typed and not config.seeds:
@@ -125,8 +125,8 @@ def configure(arguments: Sequence[str]) -> Chosen:
         from mjfleet.rl.build_algorithm import load_classes
 
         load_classes(agent, found.load)
-    if (named and is_group(named.path)) or (named is None and config.seeds):
-        return found, config, named
+    if (origin and is_group(origin.path)) or (origin is None and config.seeds):
+        return found, config, origin
     if config.seeds:
         raise UserError(f"--seeds is for several runs, and {start.run_dir or start.resume} is one.")
     return found, *start_from(sources, found, config)
@@ -135,12 +135,12 @@ def configure(arguments: Sequence[str]) -> Chosen:
 def _recorded(
     found: FoundTask, sources: Sources, file: dict[str, Any], typed: Set[str]
 ) -> TrainConfig:
-    """Return a task's configuration with that of the named run, then with the file of --config."""
-    config, named, path = found.defaults(), sources.named, sources.start.config
-    if named and named.run_dir:
+    """Return a task's configuration with that of the run of origin, then with the --config file."""
+    config, origin, path = found.defaults(), sources.origin, sources.start.config
+    if origin and origin.run_dir:
         flag = "--run-dir" if sources.is_continued else "--resume"
-        name, note = f"{flag} {named.path}: its config.yaml", note_of(named.run_dir)
-        config = from_file(found, named.config, name, note, {*typed, *UNUSED}.__contains__)
+        name, note = f"{flag} {origin.path}: its config.yaml", note_of(origin.run_dir)
+        config = from_file(found, origin.config, name, note, {*typed, *UNUSED}.__contains__)
     if path is not None:
         note = note_of(Path(path).parent)
         config = from_file(found, file, f"--config {path}", note, typed.__contains__, config)

@@ -26,7 +26,8 @@ def early_end(length: float | None, most: int) -> list[str]:
     return [
         f"terminated(): episodes end after {length:.3g} of {most} steps, so that nothing can be "
         "learned; is the condition the wrong way round? Let it be true only where the task has "
-        "failed, and start in reset_worlds() from states that have not (a quaternion is w, x, y, z)"
+        "failed, and write states in reset_worlds() where it has not (angles are in rad, "
+        "quaternions w, x, y, z)"
     ]
 
 
