@@ -40,8 +40,8 @@ def run_and_exit(command: Callable[[Sequence[str]], int]) -> NoReturn:
     code = run_command(command, sys.argv[1:])
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while Python ends: no traceback.
-    here, threads = threading.current_thread(), threading.enumerate()
-    others = [thread.name for thread in threads if not thread.daemon and thread is not here]
+    this_thread, threads = threading.current_thread(), threading.enumerate()
+    others = [thread.name for thread in threads if not thread.daemon and thread is not this_thread]
 
     def give_up() -> None:
         print_error(

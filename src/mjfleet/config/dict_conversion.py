@@ -103,8 +103,8 @@ def _build(kind: type[T], default: T | None, data: Mapping[str, Any], path: str)
         if key not in known:
             names = by_dotted_name({} if default is None else to_dict(default))
             last = str(key).replace("-", "_")
-            meant = " or ".join(f"`{path}{n}`" for n in names if n.rpartition(".")[2] == last)
-            hint = f"did you mean {meant}?" if meant else f"known here: {', '.join(known)}."
+            similar = " or ".join(f"`{path}{n}`" for n in names if n.rpartition(".")[2] == last)
+            hint = f"did you mean {similar}?" if similar else f"known here: {', '.join(known)}."
             raise UserError(f"unknown key `{path}{key}`; {hint}")
     values = {} if default is None else {name: getattr(default, name) for name in known}
     hints = get_type_hints(kind)

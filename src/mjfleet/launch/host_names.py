@@ -39,16 +39,16 @@ def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
     is_wide = is_alone and environ.get(f"{_slurm_scope(environ)}_NUM_NODES", "1") != "1"
     if names == ["slurm"] or (is_wide and not names):
         names = _slurm_hosts(environ)
-    here = [name for name in names if is_here(name)]
-    if len(here) > 1:
-        addresses = ", ".join(f"{name} is {_resolve(name)}" for name in here)
+    own_names = [name for name in names if is_here(name)]
+    if len(own_names) > 1:
+        addresses = ", ".join(f"{name} is {_resolve(name)}" for name in own_names)
         raise UserError(
-            f"--hosts: {' and '.join(here)} are both this host, since their names resolve to "
+            f"--hosts: {' and '.join(own_names)} are both this host, since their names resolve to "
             f"{addresses} here. Correct /etc/hosts, or give addresses instead of names."
         )
     if config.min_hosts is not None and config.min_hosts > max(1, len(names)):
         raise UserError(f"--min-hosts is {config.min_hosts}, but there are {len(names)} hosts.")
-    return [LOCALHOST] if names == here else list(names)
+    return [LOCALHOST] if names == own_names else list(names)
 
 
 def is_here(name: str) -> bool:

@@ -14,7 +14,7 @@ def limit_steps(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
 
     Steps and iterations before the checkpoint of `resume` count.
     """
-    total, each = plan.config.total_steps, plan.steps_per_iteration
+    total, iteration_steps = plan.config.total_steps, plan.steps_per_iteration
     assert total is not None
     iterations = steps = 0
     if resume and resume.checkpoint and resume.iteration:
@@ -22,9 +22,11 @@ def limit_steps(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
         if not steps:  # Checkpoints of earlier versions do not say it.
             metrics = resume.checkpoint.absolute().parent.parent / METRICS_FILE
             rows = read_rows(metrics, iterations)[1]
-            steps = int((value(rows[-1], "total_steps") if rows else None) or iterations * each)
-    iterations += max(0, math.ceil((total - steps) / each))
+            steps = int(
+                (value(rows[-1], "total_steps") if rows else None) or iterations * iteration_steps
+            )
+    iterations += max(0, math.ceil((total - steps) / iteration_steps))
     agent = replace(plan.config.agent, max_iterations=iterations)
-    note = f"--total-steps {total}: {iterations} iterations, of {each} steps each"
+    note = f"--total-steps {total}: {iterations} iterations, of {iteration_steps} steps each"
     config = replace(plan.config, agent=agent)
     return replace(plan, config=config, notes=(*plan.notes, note))

@@ -112,10 +112,10 @@ def add_sensors(spec: mujoco.MjSpec, base: str, feet: tuple[str, ...]) -> None:
     Raises:
         UserError: the model has no such body or foot.
     """
-    has = {sensor.name for sensor in spec.sensors}
+    sensor_names = {sensor.name for sensor in spec.sensors}
 
     def add(name: str, kind: mjtSensor, **fields: Any) -> None:
-        if name not in has:
+        if name not in sensor_names:
             spec.add_sensor(name=name, type=kind, **fields)
 
     is_geom = {foot: spec.geom(foot) is not None for foot in feet}

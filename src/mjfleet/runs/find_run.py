@@ -27,7 +27,7 @@ def runs_in(root: Path, experiment: str | None = None) -> list[Path]:
     else:
         folders = (root / experiment).glob(VISIBLE_NAMES)
     runs = ([path] if _is_run(path) else members_of(path) for path in folders)
-    return [run for some in runs for run in some]
+    return [run for group in runs for run in group]
 
 
 def groups_in(root: Path) -> list[Path]:

@@ -33,7 +33,7 @@ class Note:
 
     def has(self, name: str, value: Any) -> bool:
         """Return whether the run has been trained with a value of placement."""
-        return any(name in some and some[name] == value for some in self.placements)
+        return any(name in placement and placement[name] == value for placement in self.placements)
 
 
 def note_of(folder: Path) -> Note | None:
@@ -60,7 +60,7 @@ def id_of(folder: Path) -> str:
 def add_note(folder: Path, run_id: str, placement: Mapping[str, Any], code: str = "") -> None:
     """Note an attempt to train; where the state folder cannot be written, nothing is noted."""
     old, file = note_of(folder), _file(run_id)
-    placements = [some for some in old.placements if some != placement] if old else []
+    placements = [earlier for earlier in old.placements if earlier != placement] if old else []
     codes = [one for one in old.codes if one != code] if old else []
     place = str(folder.resolve())
     note = Note(run_id, place, [*placements, dict(placement)], [*codes, *filter(None, [code])])

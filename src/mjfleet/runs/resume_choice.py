@@ -131,14 +131,14 @@ def find_trained(wanted: str, log_root: Path, task: str | None = None) -> Resume
     `task` is what the user has typed, if anything. UserError if the run or file does not exist, is
     damaged, has no checkpoint, or is of another task.
     """
-    named = read_run(find_run(wanted, wanted, log_root, task=task), wanted, may_be_replaced=True)
-    if not (name := task or named.task):
+    chosen = read_run(find_run(wanted, wanted, log_root, task=task), wanted, may_be_replaced=True)
+    if not (name := task or chosen.task):
         raise UserError(
-            f"{named.path} does not name its task, and is in no run directory: begin a run from it "
-            "by `train <task> --resume`, or play it by `play <task> --resume`."
+            f"{chosen.path} does not name its task, and is in no run directory: begin a run from "
+            "it by `train <task> --resume`, or play it by `play <task> --resume`."
         )
-    check_task(named, name, flag="")
-    return replace(named.trained(), task=name)
+    check_task(chosen, name, flag="")
+    return replace(chosen.trained(), task=name)
 
 
 def check_task(resume: Resume, task: str, flag: str = FLAG) -> None:

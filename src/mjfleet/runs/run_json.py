@@ -73,8 +73,8 @@ def read_record(folder: Path) -> dict[str, Any]:
         if not isinstance(record.get(name, kind()), kind):
             raise ValueError(f"its {name} is {reprlib.repr(record[name])}, not a {kind.__name__}")
     lists = record.get("attempts", []), record.get("plan", {}).get("workers", [])
-    for some in (*lists, list(record.get("members", {}).values())):
-        if not isinstance(some, list) or not all(isinstance(one, dict) for one in some):
+    for entries in (*lists, list(record.get("members", {}).values())):
+        if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
             raise ValueError("its attempts, workers or members are no mappings")
     return record
 

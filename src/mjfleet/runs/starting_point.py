@@ -40,7 +40,7 @@ def refuse_other_user(folder: Path, flag: str) -> None:
 
 
 def continue_run(
-    named: Resume, config: TrainConfig, recorded: TrainConfig, task_folder: Path
+    origin: Resume, config: TrainConfig, recorded: TrainConfig, task_folder: Path
 ) -> Resume:
     """Return the run with the checkpoint from which it continues in place.
 
@@ -48,19 +48,19 @@ def continue_run(
     be trained now, `recorded` the run's own. UserError if a value differs that decides what is
     learned, the run is another user's or is being trained, or its checkpoints are damaged.
     """
-    run_dir = named.run_dir
+    run_dir = origin.run_dir
     assert run_dir is not None
     flag = f"--run-dir {config.run_dir}" if config.run_dir else f"--resume {run_dir}"
     different = _differences(config, recorded) if has_learned(run_dir) else {}
     if changed := {n: both for n, both in different.items() if not continues_in_place(n)}:
-        path = shlex.quote(str(named.path))
+        path = shlex.quote(str(origin.path))
         raise UserError(
             f"{flag} continues a run, which has learned with other values: {_listed(changed)}. "
             f"Leave these out, or begin a run of its own with them: --resume {path} --fork"
         )
     refuse_other_user(run_dir, flag)
-    lock = named.lock or (None if config.dry_run else lock_again(run_dir))
-    resume = replace(named, lock=lock).with_checkpoint()
+    lock = origin.lock or (None if config.dry_run else lock_again(run_dir))
+    resume = replace(origin, lock=lock).with_checkpoint()
     changes = _code_changes(resume, task_folder)
     why = "its metrics continue with the new code" if changes else "what is learned is the same"
     kinds = field_kinds()
@@ -70,16 +70,16 @@ def continue_run(
     return replace(resume, notes=(note, *changes, *lost, *resume.notes))
 
 
-def fork(named: Resume, config: TrainConfig, recorded: TrainConfig, task_folder: Path) -> Resume:
+def fork(origin: Resume, config: TrainConfig, recorded: TrainConfig, task_folder: Path) -> Resume:
     """Return a new run that begins from the checkpoint of another, which stays as it is.
 
-    `named` may also be a checkpoint outside of any run. UserError if there is no checkpoint, or a
+    `origin` may also be a checkpoint outside of any run. UserError if there is no checkpoint, or a
     value differs with which a policy can only begin.
     """
-    resume = named.with_checkpoint()
+    resume = origin.with_checkpoint()
     if resume.checkpoint is None:
-        raise UserError(f"--resume {named.path} --fork: it has no checkpoint yet.")
-    different = _differences(config, recorded) if named.run_dir else {}
+        raise UserError(f"--resume {origin.path} --fork: it has no checkpoint yet.")
+    different = _differences(config, recorded) if origin.run_dir else {}
     if INIT_STD in different:
         raise UserError(
             f"--{INIT_STD.replace('_', '-')} is for the beginning of a policy; {resume.checkpoint} "
@@ -89,7 +89,7 @@ def fork(named: Resume, config: TrainConfig, recorded: TrainConfig, task_folder:
         config.resume,
         networks_only=resume.networks_only,
         changed={n: {"value": ours, "parent": theirs} for n, (ours, theirs) in different.items()},
-        id=named.record.get("id"),
+        id=origin.record.get("id"),
     )
     changed = f", with {_listed(different)}" if different else ""
     note = f"a run of its own begins from {resume.checkpoint}{changed}"
@@ -97,19 +97,19 @@ def fork(named: Resume, config: TrainConfig, recorded: TrainConfig, task_folder:
     return replace(resume, run_dir=None, parent=parent, notes=notes)
 
 
-def begin_from(config: TrainConfig, meant: str | None = None) -> tuple[Resume, TrainConfig]:
+def begin_from(config: TrainConfig, path: str | None = None) -> tuple[Resume, TrainConfig]:
     """Return where a new run takes its networks, and its configuration, which names that file.
 
-    The run that `--init-from` names may be of another task. `meant` is what the flag means if it
+    The run that `--init-from` names may be of another task. `path` is what the flag means if it
     has been found before. UserError if the run or the file does not exist, is damaged, or has no
     checkpoint.
     """
     flag = f"--init-from {config.init_from}"
     place = Path(config.log_root), config.agent.experiment_name
-    named = read_run(find_run(meant or config.init_from or "", flag, *place), flag).trained()
-    parent = named.as_parent(config.init_from, networks_only=True)
-    checkpoint = named.policy.resolve()
-    resume = replace(named, task="", run_dir=None, checkpoint=checkpoint, parent=parent)
+    origin = read_run(find_run(path or config.init_from or "", flag, *place), flag).trained()
+    parent = origin.as_parent(config.init_from, networks_only=True)
+    checkpoint = origin.policy.resolve()
+    resume = replace(origin, task="", run_dir=None, checkpoint=checkpoint, parent=parent)
     return resume, replace(config, init_from=str(checkpoint))
 
 
@@ -132,10 +132,10 @@ def first_meaning(here: Resume, flag: str, typed: str) -> str:
     return known["checkpoint"] if is_same else typed
 
 
-def with_teacher(config: TrainConfig, meant: str | None = None) -> TrainConfig:
+def with_teacher(config: TrainConfig, path: str | None = None) -> TrainConfig:
     """Return the configuration with checkpoint and network of the run that `--teacher` names.
 
-    `meant` is what the flag means if it has been found before. UserError if the run cannot be
+    `path` is what the flag means if it has been found before. UserError if the run cannot be
     used, or there is no teacher where one is needed, or no use for one.
     """
     agent = config.agent
@@ -151,7 +151,7 @@ def with_teacher(config: TrainConfig, meant: str | None = None) -> TrainConfig:
             raise UserError("--agent.algorithm.name distillation needs --teacher RUN.")
         return config
     try:
-        trained = find_trained(meant or config.teacher, Path(config.log_root))
+        trained = find_trained(path or config.teacher, Path(config.log_root))
         network = value_at(trained.config, "agent.actor")
         data = dict(network) if isinstance(network, dict) else {}
         if groups := value_at(trained.config, "agent.obs_groups.actor"):

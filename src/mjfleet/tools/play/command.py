@@ -132,10 +132,10 @@ def play(arguments: Sequence[str]) -> int:
             is_pretrained=start.pretrained, as_trained=start.as_trained,
         )  # fmt: skip
     except UserError as no_run:
-        named = "" if word else start.resume
-        if named and named != LATEST and "/" not in named and not Path(named).exists():
+        name = "" if word else start.resume
+        if name and name != LATEST and "/" not in name and not Path(name).exists():
             try:
-                registry.find(named)
+                registry.find(name)
             except UserError as no_task:
                 raise UserError(f"{no_task}\n{no_run}") from None
         raise
