@@ -9,7 +9,8 @@ def train() -> None:
 
 
 def play() -> None:
-    _run("mjfleet.tools.play.command")
+    sys.argv.insert(1, "play")
+    mjfleet()
 
 
 def mjfleet() -> None:

@@ -16,7 +16,7 @@ from mjfleet.errors import RankError, Stopped, UserError, WorkerError
 from mjfleet.utils.child_process import wait_for_own_children
 from mjfleet.utils.console import discard, open_streams, print_error
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
-from mjfleet.utils.packages import stack_versions
+from mjfleet.utils.packages import is_of_mjfleet, stack_versions
 from mjfleet.utils.parent_death import MISTAKE_VARIABLE
 from mjfleet.utils.user_folders import have_user_folders
 
@@ -67,7 +67,9 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     mistake = os.environ.pop(MISTAKE_VARIABLE, None)  # What this process starts has no part in it.
     try:
         try:
-            return _print_versions() if arguments[-1:] == ["--version"] else command(arguments)
+            return (
+                _print_versions() if arguments[-1:] == ["--version"] else _call(command, arguments)
+            )
         finally:
             print(end="", flush=True)  # Not first at exit, where a failure cannot be handled.
     except UserError as error:
@@ -95,6 +97,16 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
         except OSError as output:
             return _give_up_output(output)
         raise
+
+
+def _call(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Call a command; UserError if it needs a part of mjfleet that this installation lacks."""
+    try:
+        return command(arguments)
+    except ModuleNotFoundError as error:
+        if not is_of_mjfleet(error):
+            raise
+        raise UserError(f"this needs {error.name}, which this installation lacks.") from None
 
 
 def _give_up_output(error: OSError) -> int:

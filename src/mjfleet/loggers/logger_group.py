@@ -10,15 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from types import ModuleType
 from typing import Any
 
 from mjfleet.config import AgentConfig
+from mjfleet.errors import UserError
 from mjfleet.loggers.csv_logger import CsvLogger
 from mjfleet.loggers.logger import Logger, Row
-from mjfleet.loggers.tensorboard_logger import TensorBoardLogger
-from mjfleet.loggers.wandb_logger import WandbLogger
 from mjfleet.runs.metrics_csv import METRICS_FILE
 from mjfleet.utils.console import in_a_line
+from mjfleet.utils.packages import need_part
 
 QUEUE_SIZE = 10_000  # Rows and files that may wait for a logger before newer ones are dropped.
 CLOSE_SECONDS = 30.0  # How long all loggers together may take to store the rest of a run.
@@ -40,9 +41,14 @@ class LoggerGroup:
         self._csv = CsvLogger(run_dir / METRICS_FILE, resumed_from)
         loggers: dict[str, Logger] = {}
         if "tensorboard" in agent.logger:
-            loggers["TensorBoard"] = TensorBoardLogger(run_dir, resumed_from)
+            try:
+                part = _part("tensorboard")
+                loggers["TensorBoard"] = part.TensorBoardLogger(run_dir, resumed_from)
+            except UserError as error:  # It is the default, which a run does without.
+                logger.warning("%s", error)
         if "wandb" in agent.logger:
-            loggers["W&B"] = WandbLogger(run_dir, agent.wandb, agent.experiment_name, config)
+            wandb = agent.wandb, agent.experiment_name, config
+            loggers["W&B"] = _part("wandb").WandbLogger(run_dir, *wandb)
         self._threads = [LoggerThread(name, wrapped) for name, wrapped in loggers.items()]
 
     def write(self, row: Row) -> None:
@@ -123,3 +129,7 @@ class LoggerThread(Thread):
                 why = in_a_line(error)
                 logger.warning("%s failed, training continues without it: %s", self.name, why)
                 self._logger.abandon()
+
+
+def _part(logger: str) -> ModuleType:
+    return need_part(f"mjfleet.loggers.{logger}_logger", f"--agent.logger {logger}")

@@ -5,7 +5,6 @@ import io
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from importlib import import_module
 from inspect import signature
 from typing import Any
 
@@ -26,6 +25,7 @@ from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.graph_capture import Capture
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner_hook import RunnerHook
+from mjfleet.utils.packages import need_part
 
 ALGORITHMS = {
     "ppo": "ppo:PPO",
@@ -113,7 +113,7 @@ def choose_algorithm(
 def _class(name: str) -> Any:
     """Return the class of one of ALGORITHMS."""
     module, class_name = ALGORITHMS[name].split(":")
-    return getattr(import_module(f"mjfleet.rl.{module}"), class_name)
+    return getattr(need_part(f"mjfleet.rl.{module}", f"the algorithm {name}"), class_name)
 
 
 def _own_settings(kind: type[Any], config: PPOConfig) -> dict[str, Any]:

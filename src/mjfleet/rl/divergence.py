@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
-from mjfleet.nan_dump.nan_guard import RolloutGuard
 from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.rollout_guard import RolloutGuard
 
 HUGE = 1e6
 """Observations and rewards beyond it are the task's mistake, whatever the learning rate is."""

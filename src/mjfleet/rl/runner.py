@@ -13,7 +13,6 @@ from mjfleet.config import AgentConfig
 from mjfleet.env import Env
 from mjfleet.env.episode_statistics import Sums, early_end
 from mjfleet.loggers.logger import Row
-from mjfleet.nan_dump.nan_guard import RolloutGuard
 from mjfleet.rl import graph_capture, rank_statistics
 from mjfleet.rl.best_policy import BestPolicy
 from mjfleet.rl.build_algorithm import make_algorithm
@@ -28,6 +27,7 @@ from mjfleet.rl.normalizers import average_batch_statistics
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import EpisodeWindow
 from mjfleet.rl.replica_checksum import check_replicas, checksum
+from mjfleet.rl.rollout_guard import RolloutGuard
 from mjfleet.rl.runner_hook import RunnerHook
 from mjfleet.rl.simulation_warnings import SimulationWarnings, warning_values
 from mjfleet.rl.worker_phases import HeartbeatBase, Phase

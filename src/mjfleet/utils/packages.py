@@ -3,9 +3,11 @@
 import shlex
 import sys
 from collections.abc import Collection
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from sysconfig import get_path
+from types import ModuleType
 
 from mjfleet.errors import UserError
 
@@ -32,6 +34,25 @@ def need_extra(extra: str, what: str, packages: Collection[str]) -> None:
     if missing:
         how = f": `{install_command(extra)}` installs what is missing" if extra else ""
         raise UserError(f"{what} needs {', '.join(missing)}{how or ', which is not installed'}.")
+
+
+def need_part(module: str, what: str) -> ModuleType:
+    """Import a part of mjfleet that an installation may lack, and that the flag `what` needs.
+
+    Raises:
+        UserError: it is missing.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if is_of_mjfleet(error):
+            raise UserError(f"{what} needs {error.name}, which this installation lacks.") from None
+        raise
+
+
+def is_of_mjfleet(error: ModuleNotFoundError) -> bool:
+    """Return whether a part of mjfleet is missing, which an installation may lack."""
+    return (error.name or "").startswith("mjfleet.")
 
 
 def find_package(name: str) -> Path:

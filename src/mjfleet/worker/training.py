@@ -20,7 +20,7 @@ from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.attempts import count_last_attempt
 from mjfleet.runs.checkpoints import INIT
-from mjfleet.video.training_videos import TrainingVideos
+from mjfleet.utils.packages import need_part
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.kernel_compilation import first_worker_compiles
 from mjfleet.worker.rank_environment import Rank
@@ -95,7 +95,8 @@ def train_and_log(
     with LoggerGroup(run_dir, agent, args.config, begun) as loggers:
         videos = None
         if interval:
-            videos = TrainingVideos(runner, interval, run_dir / "videos", args.task, loggers)
+            part = need_part("mjfleet.video.training_videos", "--video-interval")
+            videos = part.TrainingVideos(runner, interval, run_dir / "videos", args.task, loggers)
 
         def on_iteration(row: Row) -> None:
             iteration = runner.current_learning_iteration

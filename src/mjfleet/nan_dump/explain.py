@@ -1,4 +1,4 @@
-"""Checks each rollout for numbers that are not finite, and dumps and explains their worlds.
+"""Explains the first number of a rollout that is not finite, and dumps the worlds that have one.
 
 Runs in a worker. A dump, failures/nan_rank<r>.npz, is a rollout of worlds in which a number was not
 finite; `mjfleet inspect` prints its explanation. Arrays have steps first, then worlds; k is a step
@@ -19,11 +19,8 @@ from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
-import torch
-from rsl_rl.storage import RolloutStorage
 
 from mjfleet.env import Env
-from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.utils.atomic_write import write_atomically
 
 MAX_WORLDS = 16  # In a dump: those that went bad first.
@@ -45,105 +42,50 @@ NAN_CAUSES = {
 """What computed a number that is the first one not to be finite, by the kind of its array."""
 
 
-class RolloutGuard:
-    """Checks states, rewards, observations and actions of an environment's rollouts."""
+def explain(
+    env: Env[Any],
+    rollout: Mapping[str, np.ndarray],
+    worlds: Sequence[int],
+    iteration: int,
+    dump_to: Path | None,
+) -> tuple[str, str]:
+    """Name the first number that is not finite, and dump the worlds in which there is one.
 
-    def __init__(self, env: Env[Any], num_steps: int, dump_to: Path | None) -> None:
-        """Have `env` record its states from now on. Without `dump_to`, nothing is dumped."""
-        self._env = env
-        self._dump_to = dump_to
-        self.recorder = env.recorder = StepRecorder(num_steps)
-        self.is_finite = torch.ones((), dtype=torch.bool, device=env.device)
-        """Whether everything that `check` has looked at is finite."""
+    Args:
+        env: the environment.
+        rollout: the arrays of a dump, `(steps, worlds, ...)`, with `terms` for all reward terms.
+        worlds: numbers of these worlds.
+        iteration: of the rollout.
+        dump_to: the file; None: nothing is dumped.
 
-    def begin(self) -> None:
-        """Start a rollout, which overwrites the recording of the one before."""
-        self.recorder.step = 0
-
-    def check(self, storage: RolloutStorage) -> None:
-        """Write `is_finite` for the rollout in `storage`. Waits for nothing."""
-        # A sum is finite only if all its terms are, and costs a fraction of looking at each.
-        sums = [part.sum(dtype=torch.float64) for part in self._checked(self._rollout(storage))]
-        torch.all(torch.stack(sums).isfinite(), out=self.is_finite)
-
-    def trouble(self, storage: RolloutStorage, iteration: int) -> tuple[str, str] | None:
-        """Dump the worlds with numbers that are not finite.
-
-        Waits for the device once.
-
-        Returns:
-            A message about them, and the flag that has such worlds reset from now on, unless the
-            policy made the first of the numbers. None if `check` found all finite.
-        """
-        if self.is_finite:
-            return None
-        rollout = self._rollout(storage)
-        env, checked = self._env, self._checked(rollout)
-        finite = [x.isfinite().reshape(len(x), env.num_envs, -1).all(dim=2).all(0) for x in checked]
-        ids = torch.stack(finite).all(dim=0).logical_not().nonzero().flatten()
-        if not len(ids):
-            return None  # Only the sum of huge numbers has overflowed.
-        arrays = {
-            name: torch.cat([part[:, ids] for part in parts]).cpu().numpy()
-            for name, parts in rollout.items()
-        }
-        terms = arrays.pop("terms")
-        arrays |= {f"term/{name}": terms[:, :, i] for i, name in enumerate(env.reward_names)}
-        firsts = [first_bad_number(arrays, index) for index in range(len(ids))]
-        worlds, first = ids.tolist(), min(firsts)
-        text = (
-            f"{name_of(env.sim.model, first)} is not finite in {len(ids)} of {env.num_envs} worlds "
-            f"({', '.join(map(str, worlds[:5]))}{', ...' if len(ids) > 5 else ''})"
-        )
-        is_of_task = env.on_nan == "stop" and first.name != "action"
-        flag = "--on-nan reset" if is_of_task else ""
-        if self._dump_to is None:
-            return text, flag
-        chosen = sorted(range(len(ids)), key=firsts.__getitem__)[:MAX_WORLDS]
-        dump: dict[str, Any] = {name: values[:, chosen] for name, values in arrays.items()}
-        dump |= {"worlds": np.array(worlds)[chosen], "iteration": iteration}
-        dump |= {"num_envs": env.num_envs, "decimation": env.cfg.decimation}
-        try:
-            _save(self._dump_to, dump, env.sim.model, [firsts[index] for index in chosen])
-        except OSError as error:
-            # This error must not hide the trouble, which all ranks report together.
-            return f"{text}; no dump of it could be written to {self._dump_to}: {error}", flag
-        command = f"mjfleet inspect {shlex.quote(str(self._dump_to))}"
-        return f"{text}; `{command}` shows what went bad first", flag
-
-    def largest(self, storage: RolloutStorage) -> tuple[float, str]:
-        """Return the largest size of what is learned from in a finite rollout, and its name."""
-        sizes = {
-            name: torch.cat(parts).abs().flatten(0, 1).amax(dim=0).flatten()
-            for name, parts in self._rollout(storage).items()
-            if name.startswith(("observation/", "reward"))
-        }
-        size, name = max((x.max().item(), name) for name, x in sizes.items())
-        place = BadNumber(0, 0, name, int(sizes[name].argmax()))
-        return size, name_of(self._env.sim.model, place)
-
-    def _checked(self, rollout: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Return what has to be finite."""
-        # With on_nan="reset", bad states are reset; what is learned from must be finite.
-        all_must, learned_from = self._env.on_nan == "stop", ("observation/", "action", "reward")
-        names = [name for name in rollout if all_must or name.startswith(learned_from)]
-        return [part for name in names for part in rollout[name]]
-
-    def _rollout(self, storage: RolloutStorage) -> dict[str, list[torch.Tensor]]:
-        """Return a rollout by name, each tensor `(steps, num_envs, ...)` in one part or two.
-
-        The second part is the row after the last step, of states and observations.
-        """
-        last: Any = self._env.get_observations()
-        observations: Any = storage.observations
-        rollout = {name: [values] for name, values in self.recorder.tensors.items()}
-        for name, value in self.recorder.now(self._env.sim).items():
-            rollout[name].append(value.unsqueeze(0))
-        for name, values in observations.items():
-            rollout[f"observation/{name}"] = [values, last[name].unsqueeze(0)]
-        columns = {"action": storage.actions, "reward": storage.rewards.squeeze(2)}
-        columns["done"] = storage.dones.squeeze(2).bool()
-        return rollout | {name: [values] for name, values in columns.items()}
+    Returns:
+        A message about them, and the flag that has such worlds reset from now on, unless the
+        policy made the first of the numbers.
+    """
+    arrays = dict(rollout)
+    terms = arrays.pop("terms")
+    arrays |= {f"term/{name}": terms[:, :, i] for i, name in enumerate(env.reward_names)}
+    firsts = [first_bad_number(arrays, index) for index in range(len(worlds))]
+    first = min(firsts)
+    text = (
+        f"{name_of(env.sim.model, first)} is not finite in {len(worlds)} of {env.num_envs} worlds "
+        f"({', '.join(map(str, worlds[:5]))}{', ...' if len(worlds) > 5 else ''})"
+    )
+    is_of_task = env.on_nan == "stop" and first.name != "action"
+    flag = "--on-nan reset" if is_of_task else ""
+    if dump_to is None:
+        return text, flag
+    chosen = sorted(range(len(worlds)), key=firsts.__getitem__)[:MAX_WORLDS]
+    dump: dict[str, Any] = {name: values[:, chosen] for name, values in arrays.items()}
+    dump |= {"worlds": np.array(worlds)[chosen], "iteration": iteration}
+    dump |= {"num_envs": env.num_envs, "decimation": env.cfg.decimation}
+    try:
+        _save(dump_to, dump, env.sim.model, [firsts[index] for index in chosen])
+    except OSError as error:
+        # This error must not hide the trouble, which all ranks report together.
+        return f"{text}; no dump of it could be written to {dump_to}: {error}", flag
+    command = f"mjfleet inspect {shlex.quote(str(dump_to))}"
+    return f"{text}; `{command}` shows what went bad first", flag
 
 
 class BadNumber(NamedTuple):
