@@ -28,9 +28,10 @@ MODIFY, MOVED_TO, CREATE, DELETE = 0x2, 0x80, 0x100, 0x200  # Events of inotify(
 MOMENTS = (
     (CREATE, ".model_"), (MODIFY, ".model_"), (MOVED_TO, "model_"), (DELETE, "model_"),
     (MODIFY, "metrics.csv"), (CREATE, ".metrics.csv"), (MOVED_TO, "metrics.csv"),
-    (CREATE, ".run.json"), (MODIFY, ".run.json"), (MOVED_TO, "config.yaml"),
+    (CREATE, ".run.json"), (MODIFY, ".run.json"),
+    (CREATE, ".current"), (MOVED_TO, "current"),
 )  # fmt: skip
-AT_START = (".metrics.csv", "metrics.csv", ".run.json", "config.yaml")
+AT_START = (".metrics.csv", "metrics.csv", ".run.json", ".current", "current")
 """What is written once, or for the first time, at the start."""
 
 
@@ -76,7 +77,7 @@ def test_a_kill_inside_of_a_write_loses_nothing(
     killed: dict[str, int] = {}
     while sum(killed.values()) < kills:
         kind, name = MOMENTS[sum(killed.values()) % len(MOMENTS)]
-        watch = Watch(run_dir, run_dir / "checkpoints")
+        watch = Watch(run_dir, run_dir / "checkpoints", run_dir / "attempts")
         child = ask(warm, module=MODULES["train"], arguments=more[1:], cwd=str(tmp_path),
                     environ=dict(os.environ), out=str(tmp_path / "out"),
                     err=str(tmp_path / "err"))  # fmt: skip

@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mjfleet.runs.find_run import is_of_this_user
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.run_lock import REQUEUE_SECONDS, lock_run
 
-from ..conftest import Run, changed, rows
+from ..conftest import Run, changed, copy_task, rows
 from ..launch.workers import write_noisy
 from .test_damaged_runs import everything
 from .test_resume import SIX, TASK, add_checkpoint, make_run
@@ -235,4 +236,20 @@ def test_metrics_that_become_a_folder_do_not_end_a_run(run: Run, tmp_path: Path)
     assert result.returncode == 0, result.stderr
     assert "metrics.csv: the iterations are not known: it is not a regular file" in result.stderr
     assert "Traceback" not in result.stderr
+    assert read_record(tmp_path / "d")["status"] == "finished"
+
+
+def test_a_pod_that_begins_again_continues_a_task_of_its_own_folder(
+    run: Run, tmp_path: Path, state: Path
+) -> None:
+    copy_task(tmp_path / "tasks", "mine")
+    command = ("train", "mine-balance", *SIX, "--agent.save-interval", "3", "--as-trained")
+    command = (*command, "--run-dir", "d")
+    assert run(*command).returncode == 0
+    for name in ("model_6.pt", "final_model.pt"):  # As if killed after the third iteration.
+        (tmp_path / "d/checkpoints" / name).unlink()
+    shutil.rmtree(state)  # It was on the pod's own disk.
+    again = run(*command)
+    assert again.returncode == 0, again.stderr
+    assert "as it was when" in again.stdout
     assert read_record(tmp_path / "d")["status"] == "finished"

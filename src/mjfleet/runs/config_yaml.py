@@ -1,7 +1,6 @@
 """Writes config.yaml into a run directory, and reads it and other files for `--config`."""
 
 import copy
-import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.runs.own_runs import Note
+from mjfleet.runs.task_snapshot import is_snapshot
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import printable
 from mjfleet.utils.safe_read import open_regular
@@ -112,7 +112,8 @@ def from_file(
         raise UserError(f"{name}: {error}") from None
     needed.pop(TEACHER, None)  # --teacher is asked for where it is needed.
     folder = needed.get("tasks_dir")
-    if folder and (not os.path.isdir(folder) or found.folder.parent.samefile(folder)):
+    has_code = is_snapshot(found.folder)  # Which is the run's own.
+    if folder and (has_code or not Path(folder).is_dir() or found.folder.parent.samefile(folder)):
         del needed["tasks_dir"]  # It is another machine's, or the task has been found anyway.
     if needed:
         flags = shlex.join(word for one in needed.items() for word in as_words(*one))
