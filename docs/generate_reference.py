@@ -110,8 +110,9 @@ def parser_of(*words: str) -> argparse.ArgumentParser | str:
     cli = tyro.cli
 
     def keep_parser(kind: Any, *, args: Any, **settings: Any) -> Any:
-        if settings.get("return_unknown_args"):  # The first of two steps.
+        if settings.get("add_help") is False:  # The first of two steps.
             return cli(kind, args=args, **settings)
+        del settings["return_unknown_args"]  # A parser of its own has none.
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
             found.append(tyro.extras.get_parser(kind, **settings))
         sys.exit()  # As tyro does once it has printed the help.
