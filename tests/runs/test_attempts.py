@@ -215,6 +215,14 @@ def test_whose_a_checkpoint_is(tmp_path: Path) -> None:
         assert config_of(earlier, path) == earlier / name
 
 
+def test_without_a_readable_record_config_yaml_counts(tmp_path: Path) -> None:
+    run_dir = begun(tmp_path / "run", "a", "b")
+    (run_dir / "run.json").write_text("{")
+    assert config_of(run_dir) == run_dir / "config.yaml"
+    (tmp_path / "file").touch()
+    assert config_of(tmp_path / "file") == tmp_path / "file/config.yaml"
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"attempt": 9, "begun": 1}', '{"attempt": "1"}'])
 def test_a_damaged_pointer_is_named(tmp_path: Path, content: str) -> None:
     run_dir = begun(tmp_path / "run", "a", "b")

@@ -84,7 +84,10 @@ def attempt_of(checkpoint: Path, attempts: Attempts) -> int:
 
 def config_of(run_dir: Path, checkpoint: Path | None = None) -> Path:
     """Return the configuration with which a checkpoint was trained; None: that which counts now."""
-    attempts = attempts_in(run_dir)
+    try:
+        attempts = attempts_in(run_dir)
+    except (OSError, ValueError):  # Who reads run.json says what is wrong with it.
+        return run_dir / CONFIG_FILE
     number = (
         attempt_of(checkpoint, attempts) if checkpoint else current_attempt(run_dir, attempts)[0]
     )
