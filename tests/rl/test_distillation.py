@@ -122,7 +122,7 @@ def test_a_teacher_has_to_fit_the_task(teacher: Path, run: Run, tmp_path: Path) 
     assert done.returncode == 2
     assert "does not fit" in done.stderr
     assert not list(tmp_path.glob("logs/go1-velocity-flat/*"))
-    config = teacher / "config.yaml"
+    config = teacher / "attempts/1/config.yaml"
     config.write_text(config.read_text().replace("actor:\n    - critic", "actor:\n    - lidar"))
     done = run("train", TASK, *SAVING, *STUDENT, "--teacher", str(teacher))
     assert done.returncode == 2
