@@ -54,7 +54,7 @@ def train_rsl_rl(worker: dict[str, Any], write: Write) -> None:
     from mjfleet.config import from_dict
     from mjfleet.env.random_numbers import seed_everything
     from mjfleet.registry import find_task
-    from mjfleet.rl.build_algorithm import rsl_rl_config
+    from mjfleet.rl.networks import rsl_rl_config
     from mjfleet.worker.torch_settings import apply_settings
 
     found, device = find_task(worker["task"], Path(worker["task_folder"])), worker["devices"][0]

@@ -69,7 +69,7 @@ class FoundTask:
         return any(self.folder.is_relative_to(place) for place in places or ())
 
     @same_folder()
-    def load(self, reference: str, base: type | None = None) -> Any:
+    def load(self, reference: str, base: type | tuple[type, ...] | None = None) -> Any:
         """Return the object `module:name` of the task folder, such as `env:CartpoleEnv`.
 
         With a `base` it must be a subclass of that, and its module may also be an installed one, if
@@ -101,7 +101,8 @@ class FoundTask:
             raise UserError(f"task {self.name}: {module.__file__} has no `{attribute}`.{hint}")
         found = getattr(module, attribute)
         if base and not (isinstance(found, type) and issubclass(found, base)):
-            must = f"{base.__module__}.{base.__qualname__}"
+            bases = base if isinstance(base, tuple) else (base,)
+            must = " or ".join(f"{one.__module__}.{one.__qualname__}" for one in bases)
             raise UserError(f"task {self.name}: `{reference}` must be a subclass of {must}.")
         return found
 

@@ -12,8 +12,9 @@ import torch
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.env import Env, EnvShard, factory
 from mjfleet.registry import FoundTask, discover
+from mjfleet.rl.build_algorithm import policy_of
 from mjfleet.rl.checkpoint_contents import Checkpointer
-from mjfleet.rl.checkpoint_files import to_cpu
+from mjfleet.rl.checkpoint_files import load_policy, to_cpu
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.runner import Runner
@@ -97,7 +98,8 @@ def test_no_task_mixes_tensors_of_two_devices(
 ) -> None:
     found, config = prepare(name)
     runner, played = train_and_resume(found, config, tmp_path)
-    env, policy = runner.env, runner.get_inference_policy()
+    env, policy = runner.env, policy_of(played, config.agent, found.load)
+    load_policy(tmp_path / "final_model.pt", policy)
     for tensor in (*runner.alg.actor.parameters(), env.terms, env.measured):
         assert device.has(tensor)
     env.take_over(env.env_ids)

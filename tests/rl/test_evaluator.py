@@ -143,7 +143,7 @@ def test_the_best_policy_is_kept_however_far_back_a_run_goes_on(
 
 
 def test_a_world_lives_through_the_same_whoever_has_it() -> None:
-    policy = Runner(make_env(), agent(1), "cpu", 1, FOUND.load).get_inference_policy()
+    policy = Runner(make_env(), agent(1), "cpu", 1, FOUND.load).alg.actor.eval()
 
     def reached(first: int, count: int) -> float:
         env = make_env(share=EnvShard(first, count, 6))
@@ -196,7 +196,7 @@ def test_a_recurrent_policy_forgets_between_episodes() -> None:
             return dict.fromkeys(("actor", "critic"), torch.ones(self.num_envs, 5))
 
     runner = Runner(make_env(EvenEnv), agent(1, **VARIANTS["gru"]), "cpu", 1, FOUND.load)
-    policy = runner.get_inference_policy()
+    policy = runner.alg.actor.eval()
     with torch.inference_mode():
         rows = Episodes(make_env(EvenEnv), policy, per_env=2, after_step=policy.reset).play()
     assert torch.allclose(rows[:4], rows[4:])
@@ -248,7 +248,7 @@ def test_all_that_an_environment_remembers_begins_anew() -> None:
             return {"count": self.seen + self.sums}
 
     keeping = evaluator(1, KeepingEnv)
-    policy = Runner(make_env(), agent(1), "cpu", 1, FOUND.load).get_inference_policy()
+    policy = Runner(make_env(), agent(1), "cpu", 1, FOUND.load).alg.actor.eval()
     first, *others = [keeping.evaluate(policy, lambda: None) for _ in range(3)]
     assert others == [first] * 2
 
@@ -277,7 +277,7 @@ def test_an_evaluation_has_a_figure_for_each_level_and_the_best_policy_goes_by_a
     assert load(tmp_path, 2)["mjfleet"]["best_return"] == STEPS
 
     # A part of it adds up to the same, also where it has not all levels.
-    policy = build(tmp_path / "other", agent(1))[0].get_inference_policy()
+    policy = build(tmp_path / "other", agent(1))[0].alg.actor.eval()
     part = Evaluator(make_env(LevelsEnv, EnvShard(0, 2, 6)), 2).evaluate(policy, lambda: None)
     assert [part[f"level/{n}"] for n in range(3)] == [(0.0, 2), (0.0, 0), (0.0, 0)]
 

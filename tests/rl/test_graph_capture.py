@@ -134,7 +134,7 @@ def test_a_checkpoint_is_loaded_between_replays(caplog: pytest.LogCaptureFixture
             saved.clear()
             saved.update(runner.alg.save())
         elif iteration == 4:
-            runner.alg.load(saved, {"actor": True, "critic": True, "optimizer": True}, strict=True)
+            runner.alg.restore(saved, {"actor", "critic", "optimizer"})
 
     saved: dict[str, Any] = {}
     assert_same(caplog, between=between, graphs=4)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from rsl_rl.runners import OnPolicyRunner
 
-from mjfleet.rl.build_algorithm import rsl_rl_config
+from mjfleet.rl.networks import rsl_rl_config
 from mjfleet.rl.runner import Runner
 
 from ..conftest import REPOSITORY

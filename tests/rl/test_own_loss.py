@@ -82,7 +82,7 @@ def test_a_run_does_not_continue_with_other_networks_beside_the_actor(
         Checkpointer(make_runner(kind), "cartpole-balance", tmp_path, keep=None) for kind in kinds
     )
     (path,) = first.save(is_last=True)
-    with pytest.raises(UserError, match=r"modules.*forecast.weight.*--init-from"):
+    with pytest.raises(UserError, match=r"other networks .extra.*--init-from"):
         then.resume(path)
 
 
@@ -93,6 +93,7 @@ def test_it_is_captured_and_a_loss_that_does_not_say_so_is_called() -> None:
         def loss(self, minibatch: Minibatch) -> Any:
             total, parts = super().loss(minibatch)
             self.kept = total
+            self.scratch("kept")
             return total, parts
 
     found = []

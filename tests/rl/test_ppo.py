@@ -15,8 +15,10 @@ from tensordict import TensorDict
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.config.unused_fields import unused_fields
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.rl.build_algorithm import build_algorithm, rsl_rl_config
+from mjfleet.rl.build_algorithm import build_algorithm
 from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.learner import Setup, Step
+from mjfleet.rl.networks import rsl_rl_config
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner
 from mjfleet.sim.deferred import read
@@ -96,7 +98,7 @@ def learn(
             stock = rsl_rl_config(config, load) | {"multi_gpu": None}
             alg = algorithms.PPO.construct_algorithm(first, env, stock, "cpu")
         else:
-            alg = build_algorithm(kind, env, config, "cpu", load, Collectives(), 1)
+            alg = build_algorithm(kind, Setup(env, config, "cpu", 1, load, Collectives()))
         alg.train_mode()
     for update in range(updates):
         torch.manual_seed(update)  # rsl_rl draws actions, which nobody needs, while it updates.
@@ -216,7 +218,13 @@ def test_what_a_subclass_adds_to_an_update_is_done_in_training() -> None:
             return {**super().update(), "entropy_coef": self.entropy_coef}
 
     alg, _ = learn(Decaying, agent(algorithm={"entropy_coef": 0.04}), updates=1)
-    (losses,) = read(alg.start_update())
+    never = torch.zeros(WORLDS, dtype=torch.bool)
+    with torch.inference_mode():
+        for _ in range(STEPS):
+            seen = observations()
+            step = Step(observations(), torch.ones(WORLDS), never, never)
+            alg.record(seen, alg.act(seen), step)
+    (losses,) = read(alg.learn())
     assert losses["entropy_coef"] == 0.01
     assert losses.keys() > {"surrogate", "entropy"}
 

@@ -19,10 +19,12 @@ from mjfleet.env import Env, EnvShard
 from mjfleet.loggers.logger import Row
 from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.rl.build_algorithm import build_algorithm, rsl_rl_config
+from mjfleet.rl.build_algorithm import build_algorithm
 from mjfleet.rl.collectives import PIECE_BYTES, Collectives
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.evaluator import Evaluator
+from mjfleet.rl.learner import Setup
+from mjfleet.rl.networks import rsl_rl_config
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.replica_checksum import OutOfStepError
 from mjfleet.rl.runner import Runner
@@ -81,7 +83,8 @@ class Ranks:
             first = env.get_observations()
             alg: Any = algorithms.PPO.construct_algorithm(first, env, cfg, "cpu")
         else:
-            alg = build_algorithm(kind, env, config, "cpu", FOUND.load, self.collectives, 1)
+            setup = Setup(env, config, "cpu", 1, FOUND.load, self.collectives)
+            alg = build_algorithm(kind, setup)
         alg.train_mode()
         self.env = env
         torch.manual_seed(100 + self.rank)

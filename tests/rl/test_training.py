@@ -106,7 +106,7 @@ def test_a_checkpoint_loads_into_rsl_rls_own_runner(run: Run, tmp_path: Path) ->
     from rsl_rl.runners import OnPolicyRunner
 
     from mjfleet.registry import discover
-    from mjfleet.rl.build_algorithm import rsl_rl_config
+    from mjfleet.rl.networks import rsl_rl_config
 
     from ..env.test_env import build_task
 

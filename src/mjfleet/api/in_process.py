@@ -145,7 +145,7 @@ def iterate(
         if start:
             state = read_checkpoint(start.policy)
             take_networks(runner, start.policy, state, str(config.init_from))
-        runner.alg.take_teacher(config.agent)
+        runner.alg.begin()
         checkpointer = Checkpointer(runner, found.name, None, keep=None)
         for row in runner.iterations(lambda: None):
             yield Iteration(runner.current_learning_iteration, row, runner, checkpointer)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from mjfleet.tools.trained_policy import find_policy, load_runner
+from mjfleet.tools.trained_policy import find_policy, load_policy
 
 
 class Policy:
@@ -20,8 +20,8 @@ class Policy:
     def __init__(self, run: str, device: str) -> None:
         """Read the policy of a run directory or a checkpoint."""
         found, config, trained = find_policy(run, Path("logs"))
-        runner = load_runner(found, config.with_num_envs(1), trained.policy)
-        self.module, self.device = runner.get_inference_policy().to(device), torch.device(device)
+        _, policy, _ = load_policy(found, config.with_num_envs(1), trained.policy)
+        self.module, self.device = policy.to(device), torch.device(device)
 
     @torch.inference_mode()
     def __call__(self, observations: Any) -> torch.Tensor:

@@ -38,7 +38,7 @@ class ClassTask(FoundTask):
 
     env_class: type
 
-    def load(self, reference: str, base: type | None = None) -> Any:
+    def load(self, reference: str, base: type | tuple[type, ...] | None = None) -> Any:
         """Return the class, or what FoundTask returns."""
         return self.env_class if reference == ENV else super().load(reference, base)
 

@@ -10,7 +10,7 @@ from mjfleet.env import random_numbers
 from mjfleet.env.return_checks import observation_sizes
 from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
-from mjfleet.rl.checkpoint_files import OWN, check_fields, check_optimizer
+from mjfleet.rl.checkpoint_files import OWN, check_fields, check_optimizer, key_of
 from mjfleet.rl.divergence import check_networks
 from mjfleet.rl.initial_networks import describe_networks
 from mjfleet.rl.runner import Runner
@@ -41,6 +41,9 @@ class Checkpointer:
         """
         self._runner, self._task, self._task_hash = runner, task, task_hash
         self._attempt, self._keeps_worlds = attempt, worlds
+        optimizers = runner.alg.optimizers().items()
+        self._rates = {n: [float(g["lr"]) for g in x.param_groups] for n, x in optimizers}
+        """Configured learning rates of each optimiser's groups of parameters."""
         if folder is None:
             return
         self._schedule = files.CheckpointSchedule(folder, runner.agent.save_interval, keep)
@@ -83,7 +86,7 @@ class Checkpointer:
     def packed(self, ranks: list[dict[str, Any]] | None = None) -> bytes:
         """Return a checkpoint of the current state. `ranks`: the states of all ranks; None: there
         is one rank."""
-        runner, learning = self._runner, self._runner.agent.algorithm
+        runner = self._runner
         task = {"task": self._task, "task_hash": self._task_hash}
         own = {
             **task,
@@ -91,10 +94,11 @@ class Checkpointer:
             "signals": self._signals(),
             "numbers": self._numbers(),
             "total_steps": runner.total_steps,
-            "optimizer": learning.optimizer,
+            "optimizers": self._kinds(),
             "teacher": self._teacher(),
-            "configured_learning_rate": learning.learning_rate,
-            "schedule": learning.schedule,
+            "rates": self._rates,
+            "schedule": runner.alg.schedule,
+            "learner": runner.alg.states("run"),
             "window": runner.window.state(),
             "best_return": runner.best.mean_return,
             "judged_by": runner.best.judged_by,
@@ -103,7 +107,12 @@ class Checkpointer:
         iteration = runner.current_learning_iteration
         state = runner.alg.save() | {"iter": iteration, "infos": None, OWN: own}
         counts = {"iteration": iteration, "total_steps": runner.total_steps}
-        about = {**counts, **task, "networks": describe_networks(runner), "attempt": self._attempt}
+        about = {
+            **counts,
+            **task,
+            "networks": describe_networks(runner.env, runner.agent),
+            "attempt": self._attempt,
+        }
         return files.pack_checkpoint(state, about)
 
     def resume(
@@ -191,20 +200,23 @@ class Checkpointer:
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
         """Raise UserError if this run cannot continue from a checkpoint."""
-        own, built = state.get(OWN), self._runner.alg.save()
+        own, alg = state.get(OWN), self._runner.alg
         if own is not None and own["task"] != self._task:
             raise UserError(f"checkpoint {path} is of the task {own['task']}, not of {self._task}.")
-        if not self._keeps_others(own):
-            built.pop("critic_state_dict")
-        files.check_shapes(path, state, built)
-        if self._keeps_optimizer(own):
-            theirs, ours = (x.get("extra_state_dict", {}) for x in (state, built))
-            if misfit := files.misfit_of(theirs, ours):
-                raise UserError(
-                    f"checkpoint {path} is of an algorithm with other networks. Of its "
-                    f"`modules()`, {misfit}. Begin a new run by --init-from."
-                )
-            check_optimizer(state["optimizer_state_dict"], self._runner.alg.optimizer)
+        ours, theirs = self._networks(state), {*_networks_in(state)} - {"rnd"}
+        if theirs == {"actor"} != {*ours}:
+            raise UserError(
+                f"checkpoint {path} is a policy alone, which `play` shows and `train --init-from` "
+                "begins with."
+            )
+        if other := theirs.symmetric_difference({*alg.networks()} - {"rnd"}):
+            text = f"with other networks ({', '.join(sorted(other))})"
+            raise UserError(
+                f"checkpoint {path} is of an algorithm {text}: begin a new run by --init-from."
+            )
+        files.check_networks(path, state, alg.networks(), ours)
+        for name in self._optimizers(state):
+            check_optimizer(state[key_of(name)], alg.optimizers()[name])
         total = self._runner.agent.max_iterations
         if state["iter"] >= total:
             raise UserError(
@@ -213,44 +225,54 @@ class Checkpointer:
             )
 
     def _restore_learning(self, state: dict[str, Any]) -> list[str]:
-        """Restore networks, optimiser and learning rate; return what could not be restored."""
+        """Restore networks, optimisers and learning rates; return what could not be restored."""
         own, alg = state.get(OWN), self._runner.alg
-        parts = {"actor": True, "critic": True, "optimizer": True, "rnd": "rnd_state_dict" in state}
-        lost = []
-        if not self._keeps_others(own):
-            parts["critic"] = False
-            lost.append("the value network or teacher, which is another one now")
-        if own is not None and not self._keeps_optimizer(own):
-            parts["optimizer"] = False
-            lost.append(f"the state of the optimiser ({own['optimizer']})")
-        groups = alg.optimizer.param_groups
+        networks, optimizers = self._networks(state), self._optimizers(state)
+        is_other = "critic" in alg.networks() and "critic" not in networks
+        lost = ["the value network or teacher, which is another one now"] * is_other
+        lost += [f"the state of the optimiser ({kind})" for name, kind in self._kinds(own).items()
+                 if name not in optimizers]  # fmt: skip
+        groups = [group for name in optimizers for group in alg.optimizers()[name].param_groups]
         built = [{k: group[k] for k in group if k not in ("params", "lr")} for group in groups]
-        alg.load(state, parts, strict=True)
+        alg.restore(state, {*networks, *optimizers})
         if own is None:  # Betas, say, are of whoever wrote the file.
-            for group, settings in zip(alg.optimizer.param_groups, built, strict=True):
+            groups = [group for name in optimizers for group in alg.optimizers()[name].param_groups]
+            for group, settings in zip(groups, built, strict=True):
                 group.update(settings)
-        self._set_learning_rates(own)
+        alg.load_states((own or {}).get("learner", {}), "run")
+        self._set_learning_rates(own or {})
         return lost
 
-    def _set_learning_rates(self, own: dict[str, Any] | None) -> None:
+    def _set_learning_rates(self, own: dict[str, Any]) -> None:
         """Set the configured learning rates, unless a schedule has reached others."""
-        alg, algorithm = self._runner.alg, self._runner.agent.algorithm
-        rate, schedule = algorithm.learning_rate, algorithm.schedule
-        # Earlier versions have not written down the schedule: a fixed rate is set then.
-        then = (own or {}).get("configured_learning_rate"), (own or {}).get("schedule")
-        if then[0] != rate or schedule not in ("adaptive", then[1]):
-            alg.set_learning_rate(rate)
-        if alg.rnd and algorithm.rnd_cfg:
-            for group in alg.rnd.optimizer.param_groups:
-                group["lr"] = algorithm.rnd_cfg.learning_rate
+        alg = self._runner.alg
+        # Earlier versions wrote down one rate, and at first no schedule.
+        then = own.get("rates") or {"optimizer": [own.get("configured_learning_rate")]}
+        keeps = alg.schedule in ("adaptive", own.get("schedule"))
+        for name, rates in self._rates.items():
+            if then.get(name) != rates or not keeps:
+                alg.set_learning_rate(rates[0], name)
 
-    def _keeps_others(self, own: dict[str, Any] | None) -> bool:
-        """Return whether the network beside the policy, a value network or teacher, is the same."""
-        return own is None or own.get("teacher") == self._teacher()
+    def _networks(self, state: dict[str, Any]) -> list[str]:
+        """Return the names of the networks to load: all but a teacher that is another one now."""
+        own = state.get(OWN)
+        same = own is None or own.get("teacher") == self._teacher()
+        names = [*self._runner.alg.networks()]
+        return [n for n in names if (same or n != "critic") and (n != "rnd" or key_of(n) in state)]
 
-    def _keeps_optimizer(self, own: dict[str, Any] | None) -> bool:
-        same = own is None or own["optimizer"] == self._runner.agent.algorithm.optimizer
-        return same and self._keeps_others(own)
+    def _optimizers(self, state: dict[str, Any]) -> list[str]:
+        """Return the names of the optimisers whose state is that of the same kind and networks."""
+        own, alg = state.get(OWN), self._runner.alg
+        then, now = self._kinds(own), self._kinds()
+        names = [n for n in now if then.get(n) == now[n] and key_of(n) in state]
+        return names if {*alg.networks()} <= {*self._networks(state), "rnd"} else []
+
+    def _kinds(self, own: dict[str, Any] | None = None) -> dict[str, str]:
+        """Return the kind of each optimiser, of a checkpoint or, without one, of this run."""
+        now = {n: type(x).__name__.lower() for n, x in self._runner.alg.optimizers().items()}
+        if own is None:
+            return now
+        return own.get("optimizers") or now | {"optimizer": own["optimizer"]}
 
     def _teacher(self) -> str | None:
         teacher = self._runner.agent.teacher
@@ -288,15 +310,14 @@ class Checkpointer:
 
     def _rank_state(self) -> dict[str, Any]:
         """Return what belongs to this rank alone: its environments and its random generators."""
-        runner, average = self._runner, self._novelty_average()
+        runner = self._runner
         # Copied, because a view of a buffer would be saved with the rest of that buffer.
         fields = {k: v.to("cpu", copy=True) for k, v in runner.env.sim.state().items()}
         return {
             "random": random_numbers.random_states(runner.device),
             "sim": {k: v for k, v in fields.items() if v.numel()},
             "env": files.to_cpu(runner.env.state_dict()),
-            "memories": [m.get_hidden_state() for m in (runner.alg.actor, runner.alg.critic)],
-            "novelty": average.avg if average else None,
+            "learner": runner.alg.states("rank", "env"),
             "evaluation": runner.evaluator.state_dict() if runner.evaluator else {},
         }
 
@@ -306,23 +327,24 @@ class Checkpointer:
         check_fields(state["sim"], runner.env.sim.state())
         runner.env.sim.restore(state["sim"])
         lost = runner.env.load_state_dict(state["env"])
-        models = runner.alg.actor, runner.alg.critic
-        for model, memory in zip(models, state["memories"], strict=True):
-            if isinstance(memory, tuple):  # An LSTM has two tensors.
-                model.reset(hidden_state=tuple(part.to(runner.device) for part in memory))
-            elif memory is not None:
-                model.reset(hidden_state=memory.to(runner.device))
-        if state["novelty"] is not None and (average := self._novelty_average()):
-            if state["novelty"].numel() != runner.env.num_envs:
-                raise ValueError("the average of novelty rewards is of other environments")
-            average.avg = state["novelty"].to(runner.device)
+        runner.alg.load_states(state.get("learner") or _of_earlier(state), "rank", "env")
         if runner.evaluator:
             runner.evaluator.load_state_dict(state.get("evaluation", {}))
         random_numbers.restore_random_states(state["random"], runner.device)
         runner.is_resumed = True
         return lost
 
-    def _novelty_average(self) -> Any:
-        """Return rsl_rl's running average of novelty rewards, which its own checkpoints lack."""
-        rnd = self._runner.alg.rnd
-        return getattr(rnd.reward_normalizer, "disc_avg", None) if rnd else None
+
+def _networks_in(state: dict[str, Any]) -> list[str]:
+    """Return the names of the networks in a checkpoint."""
+    optimizers = {"rnd_optimizer": "", **((state.get(OWN) or {}).get("optimizers") or {})}
+    names = [key.removesuffix("_state_dict") for key, part in state.items()
+             if key.endswith("_state_dict") and part]  # fmt: skip
+    return [name for name in names if name not in ("optimizer", *optimizers)]
+
+
+def _of_earlier(rank: dict[str, Any]) -> dict[str, Any]:
+    """Return a learner's state in the checkpoint of an earlier version, as `states` does."""
+    actor, critic = rank.get("memories", (None, None))
+    found = {"actor_memory": actor, "critic_memory": critic, "novelty": rank.get("novelty")}
+    return {name: [None, value] for name, value in found.items() if value is not None}

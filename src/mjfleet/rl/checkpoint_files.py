@@ -9,7 +9,7 @@ import logging
 import pickle
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,29 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except UNREADABLE as error:
         first = str(error).partition("\n")[0]
         raise UserError(f"checkpoint {path} is damaged: {first}") from None
-    needed = {"actor_state_dict", "critic_state_dict", "optimizer_state_dict", "iter"}
+    needed = {"actor_state_dict", "iter"}
     if missing := needed.difference(state if isinstance(state, dict) else ()):
         listed = ", ".join(sorted(missing))
         raise UserError(f"{path} is no checkpoint of mjfleet or of rsl_rl 5: it lacks {listed}.")
     return state
+
+
+def key_of(name: str) -> str:
+    """Return the key under which a checkpoint holds a network or an optimiser."""
+    return f"{name}_state_dict"
+
+
+def load_policy(path: Path, policy: torch.nn.Module) -> int:
+    """Load a checkpoint's policy into a network; return its number of iterations.
+
+    Raises:
+        UserError: the file is not a checkpoint, or its policy is another network.
+    """
+    state = read_checkpoint(path)
+    check_networks(path, state, {"actor": policy}, ["actor"])
+    policy.load_state_dict(state[key_of("actor")])
+    policy.eval()
+    return state["iter"]
 
 
 def pack(state: Any) -> bytes:
@@ -86,23 +104,16 @@ def unpack(data: bytes | bytearray) -> Any:
     return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
-def check_shapes(path: Path, saved: dict[str, Any], built: dict[str, Any]) -> None:
-    """Compare the networks that a checkpoint has `saved` with those that this run has `built`.
+def check_networks(
+    path: Path, saved: Mapping[str, Any], built: Mapping[str, torch.nn.Module], names: Sequence[str]
+) -> None:
+    """Compare networks that are `saved` with those of these names that this run has `built`.
 
     Raises:
         UserError: shapes differ. The message names both.
     """
-    for name in ("actor", "critic", "rnd"):
-        key = f"{name}_state_dict"
-        if key not in built or key not in saved:
-            continue
-        theirs, ours = saved[key], built[key]
-        if ours and not theirs:
-            raise UserError(
-                f"checkpoint {path} has no {name}: it is a policy alone, which `play` shows and "
-                "`train --init-from` begins with."
-            )
-        if misfit := misfit_of(theirs, ours):
+    for name in names:
+        if misfit := misfit_of(saved[key_of(name)], built[name].state_dict()):
             raise UserError(f"checkpoint {path} is of another network. Of its {name}, {misfit}.")
 
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mjfleet.config import to_dict
+from mjfleet.config import AgentConfig, to_dict
 from mjfleet.config.validation import SHOWN_CHARS
+from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoint_files import NAMED_DIFFERENCES, OWN, misfit_of
 from mjfleet.rl.runner import Runner
@@ -16,12 +17,11 @@ SETTINGS = ("class_name", "hidden_dims", "activation", "obs_normalization", "cnn
 LABELS = {"observes": "what it observes", "outputs": "the number of outputs"}
 
 
-def describe_networks(runner: Runner) -> dict[str, dict[str, Any]]:
+def describe_networks(env: Env[Any], agent: AgentConfig) -> dict[str, dict[str, Any]]:
     """Return what a checkpoint says about its policy, and about its critic if that learns."""
-    agent, values = runner.agent, to_dict(runner.agent)
-    observed = runner.env.get_observations().items()
+    values, observed = to_dict(agent), env.get_observations().items()
     shapes = {group: list(rows.shape[1:]) for group, rows in observed}
-    outputs = {"actor": runner.env.num_actions, "critic": 1}
+    outputs = {"actor": env.num_actions, "critic": 1}
     if agent.distils or not agent.algorithm.learns_values:
         del outputs["critic"]
     return {
@@ -41,26 +41,23 @@ def take_networks(runner: Runner, path: Path, state: dict[str, Any], name: str) 
     Raises:
         UserError: the policy does not fit, or its weights are not tied where they have to be.
     """
-    theirs, ours, built = about(path).get("networks"), describe_networks(runner), runner.alg.save()
+    theirs, ours = about(path).get("networks"), describe_networks(runner.env, runner.agent)
+    built = runner.alg.save()
     theirs = theirs if isinstance(theirs, dict) else {}  # Files of rsl_rl have none.
-    own, taken, notes = state.get(OWN) or {}, {}, []
+    own, taken, notes = state.get(OWN) or {}, list[str](), list[str]()
     if (theirs and "critic" not in theirs) or own.get("teacher"):
         state = {key: value for key, value in state.items() if key != "critic_state_dict"}
-    for part in ("actor", "critic", "rnd"):
+    for part in runner.alg.networks():
         key = f"{part}_state_dict"
-        if key not in built or (part == "critic" and part not in ours):
+        if part == "critic" and part not in ours:
             continue
         why = _misfit(part, theirs.get(part), ours.get(part, {}), state.get(key), built[key])
         if why and part == "actor":
             raise UserError(f"--init-from {name}: its actor does not fit: {why}.")
-        taken[part] = not why
+        taken += [part] * (not why)
         kept = ", with its normaliser" * any("normalizer" in x for x in built[key])
         notes.append(f"{part}: begins anew, since {why}" if why else f"{part}: taken{kept}")
-    runner.alg.load(state, {**taken, "optimizer": False, "rnd": False}, strict=True)
-    runner.alg.check_weights()
-    if taken.get("rnd"):  # rsl_rl would load its optimiser too.
-        rnd: Any = runner.alg.rnd
-        rnd.load_state_dict(state["rnd_state_dict"])
+    runner.alg.restore(state, taken)
     return [*notes, "optimiser, learning rate, counters and environments: begin anew"]
 
 

@@ -18,10 +18,9 @@ CLOSE = 1e-3
 """Relative to the greatest value, the difference of two distributions that counts as rounding."""
 
 
-def check_networks(alg: Any) -> None:
+def check_networks(networks: Mapping[str, nn.Module]) -> None:
     """Raise UserError if a network has layers that torch does not find, such as those in a list."""
-    for name in ("actor", "critic", "extra"):
-        network: nn.Module = getattr(alg, name)
+    for name, network in networks.items():
         known = {*network.parameters()}
         for place, module in network.named_modules(prefix=name):
             for what, leaf in _leaves_of(module, place):
@@ -44,7 +43,7 @@ def check(alg: Any, observations: TensorDict) -> None:
         if leaf not in learned:
             raise _not_learned(name)
     if alg.has_own_loss:
-        buffers = [b for part in (alg.actor, alg.critic, alg.extra) for b in part.buffers()]
+        buffers = [b for part in alg.networks().values() for b in part.buffers()]
         before = [buffer.clone() for buffer in buffers]
         with own_random_numbers(0, alg.device):
             minibatch = _try_minibatch(alg, observations)

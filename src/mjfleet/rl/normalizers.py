@@ -1,15 +1,16 @@
 """Updates the statistics of networks in place, without waiting for the device. Runs in a worker."""
 
 from itertools import chain
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.learner import Learner
 
 
 @torch.no_grad()
-def update_normalizers(alg: Algorithm) -> None:
+def update_normalizers(alg: Any) -> None:
     """Add the stored rollouts of all ranks to the statistics of rsl_rl's observation normalisers.
 
     `EmpiricalNormalization.update` in rsl_rl computes the same, but waits for the device.
@@ -41,11 +42,11 @@ def update_normalizers(alg: Algorithm) -> None:
 
 
 @torch.no_grad()
-def average_batch_statistics(alg: Algorithm) -> None:
+def average_batch_statistics(learner: Learner) -> None:
     """Average the running statistics of batch normalisation, which each rank has of its samples."""
-    networks = (alg.actor, alg.critic, alg.extra) if alg.is_distributed else ()
+    networks = learner.networks().values() if learner.is_distributed else ()
     for layer in chain.from_iterable(network.modules() for network in networks):
         if isinstance(layer, _BatchNorm):
             for statistics in filter(torch.is_tensor, (layer.running_mean, layer.running_var)):
-                alg.collectives.all_reduce(statistics)
-                statistics.div_(alg.collectives.world_size)
+                learner.collectives.all_reduce(statistics)
+                statistics.div_(learner.collectives.world_size)

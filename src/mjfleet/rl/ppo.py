@@ -9,32 +9,32 @@ per update, not once per epoch. Losses, KL divergence and learning rate stay on 
 iteration ends.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from rsl_rl import models
 from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 from tensordict import TensorDict
 from torch.distributions import Normal
 
-from mjfleet.rl import device_optimizer
-from mjfleet.rl.algorithm import Algorithm
+from mjfleet.config import AgentConfig
+from mjfleet.rl import device_optimizer, loss_check
+from mjfleet.rl.algorithm import NUMBERS, Algorithm
 from mjfleet.rl.cpu_backprop import choose_backprop
 from mjfleet.rl.equivariance import Equivariance
-from mjfleet.rl.graph_capture import Capture, Captured
+from mjfleet.rl.graph_capture import Captured
 from mjfleet.rl.group_advantages import group_advantages
+from mjfleet.rl.learner import Load, Setup
 from mjfleet.rl.loss_check import stack_parts
 from mjfleet.rl.minibatches import Minibatch, Minibatches, forget_nodes, room_for_distribution
+from mjfleet.rl.networks import augmentation, model_class
 from mjfleet.rl.normalizers import update_normalizers
 from mjfleet.sim.deferred import Deferred, read
 
 GAUSSIANS = GaussianDistribution, HeteroscedasticGaussianDistribution
 """Distributions that are sampled as mean + deviation * noise."""
-NUMBERS = (
-    "clip_param", "desired_kl", "entropy_coef", "gamma", "lam", "max_grad_norm",
-    "use_clipped_value_loss", "value_loss_coef",
-)  # fmt: skip
-"""Attributes of rsl_rl's PPO that may be changed between updates, and that a graph would keep."""
 
 
 class PPO(Algorithm):
@@ -43,23 +43,17 @@ class PPO(Algorithm):
     captures = False
     """Whether a `loss` of a subclass may become a CUDA graph, see docs/networks.md."""
 
-    def __init__(
-        self,
-        *args: Any,
-        capture: Capture | None = None,
-        mirror: Callable[..., Any] | None = None,
-        **settings: Any,
-    ) -> None:
-        """Take Algorithm's arguments; `capture` captures updates. None: nothing is captured.
-
-        `mirror`: ties the networks' weights, see Equivariance. None: they are free.
-        """
-        super().__init__(*args, **settings)
+    def __init__(self, setup: Setup, **settings: Any) -> None:
+        """Take what Algorithm takes."""
+        super().__init__(setup, **settings)
+        before = {*vars(self)}
         storage, config, gradient = self.storage, self.config, self.gradient
         self.has_own_loss = type(self).loss is not PPO.loss
-        capture = self._capture = capture if not self.has_own_loss or self.captures else None
+        capture = setup.capture if not self.has_own_loss or self.captures else None
+        self._capture, self.is_captured = capture, setup.capture is not None
         parts = (self.actor, self.critic), storage.observations[0], gradient
-        self.equivariance = mirror and Equivariance(mirror, *parts)
+        mirror = augmentation(config.symmetry_cfg, setup.load) if config.ties_weights else None
+        self.equivariance = Equivariance(partial(mirror, setup.env), *parts) if mirror else None
         self._is_gaussian = type(self.actor.distribution) in GAUSSIANS
         self._distribution = room_for_distribution(self.actor, storage)
         storage.distribution_params = self._distribution
@@ -68,18 +62,41 @@ class PPO(Algorithm):
         self.minibatches = Minibatches(self.actor, self.critic, storage, config)
         self._batch = self.minibatches.batches[0].map(torch.clone)
         self._cpu = choose_backprop(self, self._capture is None, len(self._batch.actions))
-        self._clipped = gradient.split([self.actor, self.critic, self.extra])
+        self._clipped = gradient.split(
+            [self.actor, self.critic, *([self.extra] if self.extra else [])]
+        )
         self.name_losses(("value", "surrogate", "entropy")[0 if config.learns_values else 1 :])
         # A number for a graph to read. On a CPU it is as exact as Python's.
         dtype = torch.float64 if self.device == "cpu" else torch.float32
         self._rate = torch.tensor(self.learning_rate, dtype=dtype, device=self.device)
         self._read_rate = self.learning_rate
         device_optimizer.prepare(self.optimizer, self._rate)
-        self._backward = Captured(
-            "backward", self._compute_gradients, lambda: [gradient.flat, self._totals], capture
-        )
+        self._backward = Captured("backward", self._compute_gradients, self._computed, capture)
         self._step = Captured("the step", self._apply_gradients, self._stepped, capture)
         self._numbers = [getattr(self, name) for name in NUMBERS]
+        self.scratch("_read_rate", *vars(self).keys() - before)
+
+    @classmethod
+    def requires(cls, agent: AgentConfig, load: Load) -> str | None:
+        """Return what this update lacks, which rsl_rl's has."""
+        algorithm, base = agent.algorithm, models.MLPModel
+        # It computes observations' latents once per update, and gradients of the layers after them.
+        for name in (agent.actor.class_name, agent.critic.class_name):
+            kind = model_class(name, load)
+            has_own = kind.forward is not base.forward or kind.get_latent is not base.get_latent
+            if has_own and not agent.is_recurrent:
+                return f"network {name} with a forward pass of its own"
+        lacking = {
+            "a recurrent network": agent.is_recurrent,
+            "random network distillation": algorithm.rnd_cfg is not None,
+            "symmetry": algorithm.mirrors_samples,
+            "torch.compile": agent.torch_compile_mode is not None,
+            f"the optimiser {algorithm.optimizer}": algorithm.optimizer == "rmsprop",
+        }
+        return next((what for what, is_wanted in lacking.items() if is_wanted), None)
+
+    def check(self, obs: TensorDict) -> None:
+        loss_check.check(self, obs)
 
     def name_losses(self, names: Sequence[str]) -> None:
         """Set the names of the parts of `loss`, whose sums an update collects."""
@@ -149,9 +166,11 @@ class PPO(Algorithm):
         """Learn from the stored rollout; return the mean parts of the loss on this rank."""
         return read(self._start_update())[0]
 
-    def start_update(self) -> Deferred[dict[str, float]]:
+    def learn(self) -> Deferred[dict[str, float]]:
         if type(self).update is not PPO.update:  # What a subclass adds needs the losses.
-            return super().start_update()
+            return super().learn()
+        with torch.inference_mode():
+            self.compute_returns(self._after)
         return self._start_update()
 
     def _start_update(self) -> Deferred[dict[str, float]]:
@@ -261,6 +280,11 @@ class PPO(Algorithm):
         self._totals += losses
         forget_nodes(self, batch.actor_inputs)
 
+    def _computed(self) -> list[torch.Tensor]:
+        """Return what `_compute_gradients` writes, layers' own tensors included."""
+        buffers = [buffer for network in self.networks().values() for buffer in network.buffers()]
+        return [self.gradient.flat, self._totals, *buffers, *self.tensors_of_run()]
+
     def _apply_gradients(self) -> None:
         """Adapt the learning rate, clip the gradients, and step."""
         if self.is_adaptive:
@@ -283,16 +307,18 @@ class PPO(Algorithm):
         rate = self.learning_rate if self.learning_rate != self._read_rate else self._rate.item()
         return state | {name: device_optimizer.portable(state[name], rate)}
 
-    def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
-        loads_iteration = super().load(loaded_dict, load_cfg, strict)
+    def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        super().restore(state, names)
+        if self.equivariance and "optimizer" not in names:
+            self.equivariance.check_weights()
         self.set_learning_rate(self.learning_rate)
         device_optimizer.prepare(self.optimizer, self._rate)
         self._forget_graphs()  # They would step the replaced optimiser state.
-        return loads_iteration
 
-    def set_learning_rate(self, rate: float) -> None:
-        self.learning_rate = self._read_rate = rate
-        self._rate.fill_(rate)
+    def set_learning_rate(self, rate: float, name: str = "optimizer") -> None:
+        if name == "optimizer":
+            self.learning_rate = self._read_rate = rate
+            self._rate.fill_(rate)
 
     def _forget_graphs(self) -> None:
         self._backward.forget()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.learner import Learner
 from mjfleet.sim.deferred import Deferred
 
 
@@ -13,17 +13,15 @@ class OutOfStepError(RuntimeError):
 
 
 @torch.inference_mode()
-def checksum(algorithm: Algorithm) -> Deferred[int]:
-    """Return a checksum of every bit of parameters and normalisers; 0 where there is one rank.
+def checksum(learner: Learner) -> Deferred[int]:
+    """Return a checksum of every bit of networks and common state; 0 where there is one rank.
 
     It is below 2^52, so that a float64 holds it exactly.
     """
-    modules = [algorithm.actor, algorithm.critic, algorithm.extra, *filter(None, [algorithm.rnd])]
-    total = torch.zeros((), dtype=torch.int64, device=algorithm.device)
-    for module in modules if algorithm.is_distributed else ():
-        for tensor in module.state_dict().values():
-            kind = torch.uint8 if tensor.element_size() % 4 else torch.int32
-            total = total * 31 + tensor.reshape(-1).view(kind).sum(dtype=torch.int64)
+    total = torch.zeros((), dtype=torch.int64, device=learner.device)
+    for tensor in learner.replicated() if learner.is_distributed else ():
+        kind = torch.uint8 if tensor.element_size() % 4 else torch.int32
+        total = total * 31 + tensor.reshape(-1).view(kind).sum(dtype=torch.int64)
     return Deferred(total % 2**52, lambda numbers: int(numbers[0]))
 
 

@@ -1,14 +1,19 @@
 """Checks each rollout for numbers that are not finite. Runs in a worker."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rsl_rl.storage import RolloutStorage
 
 from mjfleet.env import Env
 from mjfleet.env.step_recorder import StepRecorder
+
+Rollout = Mapping[str, list[torch.Tensor]]
+"""Tensors `(steps, num_envs, ...)` by name, each in parts."""
+Learned = Callable[[], Rollout]
+"""Returns what is learned from, see Learner.checked."""
 
 
 class RolloutGuard:
@@ -26,20 +31,20 @@ class RolloutGuard:
         """Start a rollout, which overwrites the recording of the one before."""
         self.recorder.step = 0
 
-    def check(self, storage: RolloutStorage) -> None:
-        """Write `is_finite` for the rollout in `storage`. Waits for nothing."""
+    def check(self, learned: Learned) -> None:
+        """Write `is_finite` for what `learned` returns. Waits for nothing."""
         # A sum is finite only if all its terms are, and costs a fraction of looking at each.
-        sums = [part.sum(dtype=torch.float64) for part in self._checked(self._rollout(storage))]
+        sums = [part.sum(dtype=torch.float64) for part in self._checked(self._rollout(learned))]
         torch.all(torch.stack(sums).isfinite(), out=self.is_finite)
 
-    def trouble(self, storage: RolloutStorage, iteration: int) -> tuple[str, str] | None:
+    def trouble(self, learned: Learned, iteration: int) -> tuple[str, str] | None:
         """Explain the numbers that are not finite, and dump their worlds: see nan_dump.explain.
 
         Waits for the device once. None if `check` found all finite.
         """
         if self.is_finite:
             return None
-        rollout = self._rollout(storage)
+        rollout = self._rollout(learned)
         env, checked = self._env, self._checked(rollout)
         finite = [x.isfinite().reshape(len(x), env.num_envs, -1).all(dim=2).all(0) for x in checked]
         ids = torch.stack(finite).all(dim=0).logical_not().nonzero().flatten()
@@ -57,35 +62,29 @@ class RolloutGuard:
             return f"{', '.join(bad)}: not finite in {len(ids)} of {env.num_envs} worlds", ""
         return explain(env, arrays, worlds, iteration, self._dump_to)
 
-    def largest(self, storage: RolloutStorage) -> tuple[float, str]:
+    def largest(self, learned: Learned) -> tuple[float, str]:
         """Return the largest size of what is learned from in a finite rollout, and its name."""
         sizes = {
             name: torch.cat(parts).abs().flatten(0, 1).amax(dim=0).flatten()
-            for name, parts in self._rollout(storage).items()
+            for name, parts in self._rollout(learned).items()
             if name.startswith(("observation/", "reward"))
         }
         size, name = max((x.max().item(), name) for name, x in sizes.items())
         return size, name if name == "reward" else f"{name}[{int(sizes[name].argmax())}]"
 
-    def _checked(self, rollout: dict[str, list[torch.Tensor]]) -> list[torch.Tensor]:
+    def _checked(self, rollout: Rollout) -> list[torch.Tensor]:
         """Return what has to be finite."""
         # With on_nan="reset", bad states are reset; what is learned from must be finite.
         all_must, learned_from = self._env.on_nan == "stop", ("observation/", "action", "reward")
         names = [name for name in rollout if all_must or name.startswith(learned_from)]
         return [part for name in names for part in rollout[name]]
 
-    def _rollout(self, storage: RolloutStorage) -> dict[str, list[torch.Tensor]]:
+    def _rollout(self, learned: Learned) -> dict[str, list[torch.Tensor]]:
         """Return a rollout by name, each tensor `(steps, num_envs, ...)` in one part or two.
 
         The second part is the row after the last step, of states and observations.
         """
-        last: Any = self._env.get_observations()
-        observations: Any = storage.observations
         rollout = {name: [values] for name, values in self.recorder.tensors.items()}
         for name, value in self.recorder.now(self._env.sim).items():
             rollout[name].append(value.unsqueeze(0))
-        for name, values in observations.items():
-            rollout[f"observation/{name}"] = [values, last[name].unsqueeze(0)]
-        columns = {"action": storage.actions, "reward": storage.rewards.squeeze(2)}
-        columns["done"] = storage.dones.squeeze(2).bool()
-        return rollout | {name: [values] for name, values in columns.items()}
+        return rollout | dict(learned())

@@ -16,15 +16,14 @@ from mjfleet.loggers.logger import Row
 from mjfleet.rl import graph_capture, rank_statistics
 from mjfleet.rl.best_policy import BestPolicy
 from mjfleet.rl.build_algorithm import make_algorithm
-from mjfleet.rl.checkpoint_files import check_shapes, read_checkpoint
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.device_clock import DeviceClock
 from mjfleet.rl.divergence import DivergedError, check_networks, find_trouble
 from mjfleet.rl.evaluator import Evaluator
 from mjfleet.rl.gpu_usage import read_usage
 from mjfleet.rl.graph_capture import Capture
+from mjfleet.rl.learner import Setup, Step
 from mjfleet.rl.normalizers import average_batch_statistics
-from mjfleet.rl.ppo import PPO
 from mjfleet.rl.rank_statistics import EpisodeWindow
 from mjfleet.rl.replica_checksum import check_replicas, checksum
 from mjfleet.rl.rollout_guard import RolloutGuard
@@ -33,7 +32,6 @@ from mjfleet.rl.simulation_warnings import SimulationWarnings, warning_values
 from mjfleet.rl.worker_phases import HeartbeatBase, Phase
 from mjfleet.sim.deferred import Deferred, first, read
 from mjfleet.utils.console import print_line
-from mjfleet.utils.memory import check_fits
 
 HINT_ITERATION = 2  # The iteration after which a hint about short episodes is due.
 
@@ -82,13 +80,12 @@ class Runner:
         if capture == "auto":
             is_captured = agent.cuda_graphs and env.sim.device.type == "cuda"
             capture = graph_capture.capture if is_captured else None
-        if device == "cpu":
-            observed = sum(group[0].numel() for group in env.get_observations().values())
-            steps = env.num_envs * agent.num_steps_per_env
-            check_fits(f"{steps:,} steps of a rollout", 4 * steps * (observed + env.num_actions))
-        self.alg = make_algorithm(env, agent, device, num_threads, load, self.collectives, capture)
-        self.alg.on_minibatch = self.heartbeat.beat
-        self._compiles = agent.torch_compile_mode is not None or agent.library == "skrl-jax"
+        setup = Setup(env, agent, device, num_threads, load, self.collectives, capture)
+        self.alg: Any = make_algorithm(setup)
+        """The Learner."""
+        self.alg.beat = self.heartbeat.beat
+        for optimizer in self.alg.optimizers().values():
+            optimizer.register_step_pre_hook(lambda *_: self.heartbeat.beat())
         self.current_learning_iteration = 0
         self.total_steps = 0
         self.window = EpisodeWindow(env.reward_names)
@@ -99,8 +96,7 @@ class Runner:
         self.evaluator = evaluator
         judged_by = evaluator.judged_by if evaluator else None
         self.best = BestPolicy(judged_by, self.collectives.rank == 0)
-        self._guard = RolloutGuard(env, agent.num_steps_per_env, dump_to)
-        self._captures = capture is not None and isinstance(self.alg, PPO)
+        self._guard = RolloutGuard(env, self.alg.num_steps, dump_to)
         self._clock = DeviceClock(device)
         self._make_hook = load(agent.runner_hook, RunnerHook) if agent.runner_hook else RunnerHook
 
@@ -152,11 +148,11 @@ class Runner:
         first = self.current_learning_iteration + 1
         for iteration in range(first, self.agent.max_iterations + 1):
             hook.before_iteration(iteration)
-            may_compile = self._compiles and iteration == first
+            may_compile = self.alg.compiles and iteration == first
             with self.heartbeat.excused() if may_compile else contextlib.nullcontext():
                 sums, ranks = self._run_iteration(iteration, stop_signal)
             if iteration == first:
-                self.env.check_undeclared()
+                self.check_undeclared()
             now = time.perf_counter()
             row = self._summarize(sums, ranks, now - before)
             yield row
@@ -165,34 +161,23 @@ class Runner:
             is_last = iteration == self.agent.max_iterations
             stop = int(max(values["stop"] for values in ranks))
             if saved := save(bool(stop) or is_last):
-                self.env.check_undeclared()
+                self.check_undeclared()
             hook.after_save(saved)
             if stop and not is_last:
                 return stop
         return None
 
-    def load_policy(self, path: Path) -> None:
-        """Load a checkpoint's policy network and its number of iterations.
-
-        Raises:
-            UserError: the file is not a checkpoint, or its policy is another network.
-        """
-        state, actor = read_checkpoint(path), "actor_state_dict"
-        check_shapes(path, state, {actor: self.alg.save()[actor]})
-        self.alg.load(state, {"actor": True}, strict=True)
-        self.current_learning_iteration = state["iter"]
-
-    def get_inference_policy(self) -> Any:
-        """Return the policy network, in evaluation mode."""
-        self.alg.eval_mode()
-        return self.alg.get_policy()
+    def check_undeclared(self) -> None:
+        """Raise UserError if environment or learner have changed what they have not declared."""
+        self.env.check_undeclared()
+        self.alg.check_undeclared()
 
     def _run_iteration(
         self, iteration: int, stop_signal: Callable[[], int | None]
     ) -> tuple[Sums, list[dict[str, float]]]:
         """Do one iteration; return its sums over all ranks, and the values of each rank."""
         self._clock.mark()
-        action_std = self._collect(iteration)
+        about_policy = self._collect(iteration)
         self._clock.mark()
         unread_losses = self._update(iteration)
         average_batch_statistics(self.alg)
@@ -201,11 +186,11 @@ class Runner:
         self._clock.mark()
         sim = self.env.sim
         # What this rank reads from the device, all at once.
-        statistics, warnings, losses, std, is_finite, own_checksum = read(
+        statistics, warnings, losses, policy, is_finite, own_checksum = read(
             self.env.deferred_statistics(),
             sim.deferred_warnings(),
             unread_losses,
-            Deferred(action_std, first),
+            about_policy,
             Deferred(self._guard.is_finite, first),
             checksum(self.alg),
         )
@@ -216,7 +201,7 @@ class Runner:
             **statistics,
             **evaluation,
             **{f"loss/{name}": (loss, 1.0) for name, loss in losses.items()},
-            "action_std": (std, 1.0),
+            **{name: (number, 1.0) for name, number in policy.items()},
             "collect_seconds": (collect, 1.0),
             "learn_seconds": (learn, 1.0),
         }
@@ -238,27 +223,28 @@ class Runner:
         self.current_learning_iteration = iteration
         return whole, ranks
 
-    def _collect(self, iteration: int) -> torch.Tensor:
-        """Collect one rollout into the storage; end the run if a rank's is not finite.
+    def _collect(self, iteration: int) -> Deferred[dict[str, float]]:
+        """Collect one rollout; end the run if a rank's is not finite.
 
         Returns:
-            The mean standard deviation of the actions of its last step, which may still be
-            computed.
+            The learner's numbers about the policy, which may still be computed.
         """
         self.heartbeat.enter(Phase.COLLECT, iteration)
         torch.set_num_threads(1)  # The physics engine has its own threads; torch's would compete.
         self._guard.begin()
         with torch.inference_mode():
             self._roll()
-            action_std = self.alg.get_policy().output_std.mean()
+            numbers = self.alg.policy_metrics()
+            names, none = list(numbers), torch.zeros(0, device=self.device)
+            values = torch.stack([*numbers.values()]) if numbers else none
         # To ask a GPU now would be to wait for it. Where updates are graphs, this is read with the
         # other numbers of the iteration, after an update that is not kept.
-        if not self._captures:
+        if not self.alg.is_captured:
             trouble, flags = find_trouble(self._guard, self.alg, iteration, {})
             # All ranks have to end: one that went on would wait forever for the others.
             if self.collectives.total([trouble is not None])[0]:
                 self._raise_diverged(iteration, trouble, flags)
-        return action_std
+        return Deferred(values, lambda found: dict(zip(names, found, strict=True)))
 
     def _roll(self) -> None:
         """Take the steps of a rollout, and check what they gave."""
@@ -267,21 +253,20 @@ class Runner:
             # lives on from rollout to rollout, and the others leave it at each rollout's start.
             self.env.take_over(self.env.env_ids * self.env.group_size)
         observations = self.env.get_observations()
-        for _ in range(self.agent.num_steps_per_env):
-            actions = self.alg.act(observations)
+        for _ in range(self.alg.num_steps):
+            before, actions = observations, self.alg.act(observations)
             observations, rewards, dones, extras = self.env.step(actions)
             self.heartbeat.beat()
-            self.alg.process_env_step(observations, rewards, dones, extras)
-        self._guard.check(self.alg.storage)
+            step = Step(observations, rewards, dones, extras["time_outs"])
+            self.alg.record(before, actions, step)
+        self._guard.check(self.alg.checked)
 
     def _update(self, iteration: int) -> Deferred[dict[str, float]]:
-        """Compute returns and learn from them; return the mean losses."""
+        """Learn from the rollout; return the mean losses."""
         self.heartbeat.enter(Phase.LEARN)
         torch.set_num_threads(self.alg.torch_threads)
-        with torch.inference_mode():
-            self.alg.compute_returns(self.env.get_observations())
         try:
-            return self.alg.start_update()
+            return self.alg.learn()
         except (RuntimeError, ValueError):
             check_networks(self.alg, iteration)  # All ranks fail in the same minibatch.
             raise
@@ -297,7 +282,7 @@ class Runner:
             self.heartbeat.enter(Phase.EVALUATE)
             torch.set_num_threads(1)
             self.alg.eval_mode()
-            sums = evaluator.evaluate(self.alg.get_policy(), self.heartbeat.beat)
+            sums = evaluator.evaluate(self.alg.networks()["actor"], self.heartbeat.beat)
             self.alg.train_mode()
         columns = {f"eval/{name}": pair for name, pair in sums.items()}
         return columns | {"eval/seconds": (0.0, float(is_due))}
@@ -315,7 +300,7 @@ class Runner:
         """Return the row of an iteration, which took `seconds`."""
         iteration = self.current_learning_iteration
         sums = self.best.judge(iteration, sums, ranks)
-        steps = self.env.num_envs * self.agent.num_steps_per_env * len(ranks)
+        steps = self.env.num_envs * self.alg.num_steps * len(ranks)
         self.total_steps += steps
         counts = iteration, self.total_steps, steps / seconds, self.alg.learning_rate
         row = rank_statistics.make_row(*counts, self.window.add(sums), sums, ranks)

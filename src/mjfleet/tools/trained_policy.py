@@ -1,7 +1,6 @@
 """A trained policy with its task and environments: for `play`, `export` and `Run.policy`."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,6 @@ from mjfleet.utils.console import print_line
 
 if TYPE_CHECKING:
     from mjfleet.env import Env
-    from mjfleet.rl.runner import Runner
 
 
 def find_policy(
@@ -69,22 +67,18 @@ def build(
     return build_env(found, config, engine, device, threads, shard=shard)
 
 
-def load_runner(
+def load_policy(
     found: FoundTask,
     config: TrainConfig,
     checkpoint: Path,
     engine: Any = "native",
     device: str = "cpu",
     threads: int = 1,
-) -> "Runner":
-    """Build environments and load a policy; UserError if it does not fit them."""
-    from mjfleet.rl.runner import Runner
+) -> "tuple[Env[Any], Any, int]":
+    """Return environments, a policy, and its number of iterations; UserError if they do not fit."""
+    from mjfleet.rl.build_algorithm import policy_of
+    from mjfleet.rl.checkpoint_files import load_policy as load
 
-    # Few environments may have fewer samples than training has minibatches.
-    algorithm = replace(config.agent.algorithm, num_mini_batches=1)
-    # A policy acts alike whichever library has trained it.
-    agent = replace(config.agent, library="rsl_rl", torch_compile_mode=None, algorithm=algorithm)
     env = build(found, config, engine, device, threads)
-    runner = Runner(env, agent, device, threads, found.load)
-    runner.load_policy(checkpoint)
-    return runner
+    policy = policy_of(env, config.agent, found.load)
+    return env, policy, load(checkpoint, policy)

@@ -123,8 +123,7 @@ def train_worker(
         with enough_memory():
             runner, checkpointer = build(found, config, args, rank, heartbeat, collectives, run_dir)
         notes = restore(Path(checkpoint), state, config, runner, checkpointer, args.continues)
-        if rank.rank == 0:
-            runner.alg.take_teacher(config.agent)
+        runner.alg.begin()
         del state  # Its environments may take much memory.
         collectives.total([0])  # Waits until every rank has got this far without an error.
         for note in notes if rank.rank == 0 else ():

@@ -1,44 +1,41 @@
-"""Other algorithms of rsl_rl's, held by an Algorithm with the same networks. Runs in a worker."""
+"""Learners by rsl_rl's algorithms: a subclass of its PPO, and distillation. Runs in a worker."""
 
+from collections.abc import Collection, Mapping
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from rsl_rl import algorithms
-from rsl_rl.storage import RolloutStorage
+from rsl_rl.utils import resolve_optimizer
 from tensordict import TensorDict
 
-from mjfleet.config import AgentConfig
 from mjfleet.errors import UserError
-from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.checkpoint_files import misfit_of, read_checkpoint
+from mjfleet.rl.learner import Setup
+from mjfleet.rl.networks import build_networks, make_storage
+from mjfleet.rl.rollout_learner import RolloutLearner
+
+KEPT = "learning_rate", "is_multi_gpu", "gpu_global_rank", "gpu_world_size"
+"""Numbers of rsl_rl's PPO that this module sets."""
 
 
-class _Holder(Algorithm):
+class _Holder(RolloutLearner):
     """Learns by `inner`."""
 
-    inner: Any
-
-    def _hold(self, inner: Any) -> None:
-        self.inner, self.storage = inner, inner.storage
-        self.learn_by(inner.optimizer)
-        inner.is_multi_gpu = self.is_distributed
-        inner.gpu_global_rank, inner.gpu_world_size = self.gpu_global_rank, self.gpu_world_size
-        inner.reduce_parameters = self.reduce_parameters
-
-    def act(self, obs: TensorDict) -> torch.Tensor:
-        return self.inner.act(obs)
-
-    def process_env_step(
-        self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, Any]
-    ) -> None:
-        self.inner.process_env_step(obs, rewards, dones, extras)
-
-    def update(self) -> dict[str, float]:
-        """Learn from the stored rollout; return the mean losses of this rank."""
-        losses = self.inner.update()
-        self.learning_rate = self.inner.learning_rate
-        return losses
+    def take(self, inner: Any, networks: Mapping[str, Any], setup: Setup) -> None:
+        """Learn by `inner`, whose networks are these."""
+        self.inner, self.storage, self.optimizer = inner, inner.storage, inner.optimizer
+        self.actor, self.critic = networks["actor"], networks["critic"]
+        self.learning_rate, self.schedule = inner.learning_rate, self.config.schedule
+        self.hold(networks)
+        inner.is_multi_gpu, inner.reduce_parameters = self.is_distributed, self.reduce_parameters
+        inner.gpu_global_rank = self.collectives.rank
+        inner.gpu_world_size = self.collectives.world_size
+        inner.compile(setup.agent.torch_compile_mode)
+        self.compiles = setup.agent.torch_compile_mode is not None
+        self.scratch(*vars(self))
 
     def train_mode(self) -> None:
         self.inner.train_mode()
@@ -46,35 +43,38 @@ class _Holder(Algorithm):
     def eval_mode(self) -> None:
         self.inner.eval_mode()
 
-    def set_learning_rate(self, rate: float) -> None:
-        super().set_learning_rate(rate)
-        self.inner.learning_rate = rate
+    def set_learning_rate(self, rate: float, name: str = "optimizer") -> None:
+        super().set_learning_rate(rate, name)
+        self.inner.learning_rate = self.learning_rate
+
+    def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        super().restore(state, names)
+        self.inner.learning_rate = self.learning_rate
 
 
 class OwnPPO(_Holder):
     """A subclass of rsl_rl's PPO, which may save and load more than that."""
 
-    def __init__(
-        self,
-        kind: type[algorithms.PPO],
-        agent: AgentConfig,
-        *parts: Any,
-        device: str = "cpu",
-        **settings: Any,
-    ) -> None:
-        """Take the class, then Algorithm's arguments and those that the class adds."""
-        collectives, num_threads, *networks_and_storage = parts
-        inner = kind(*networks_and_storage, device=device, **settings)
-        super().__init__(agent, collectives, num_threads, *networks_and_storage, device=device)
-        self.rnd, self.learning_rate = inner.rnd, inner.learning_rate
-        self._hold(inner)
-
-    def compile(self, mode: str | None = None) -> None:
-        self.inner.compile(mode)
-        self.actor, self.critic = self.inner.actor, self.inner.critic
+    def __init__(self, kind: type[algorithms.PPO], setup: Setup, **settings: Any) -> None:
+        """Take the class; `settings` are what it takes besides rsl_rl's."""
+        super().__init__(setup)
+        agent, device = setup.agent, setup.device
+        networks, found = build_networks(setup.env, agent, device, setup.load)
+        storage = make_storage(setup.env, agent, device)
+        parts: Any = *networks.values(), storage
+        inner = kind(*parts, device=device, **found | settings)
+        if not self.config.learns_values:
+            inner.critic.requires_grad_(False)
+        self.rnd = inner.rnd
+        self.take(inner, networks, setup)
+        self.owner = inner
+        for name, value in vars(inner).items():
+            if name not in KEPT and isinstance(value, bool | int | float | torch.Tensor):
+                get, put = partial(getattr, inner, name), partial(self.put, inner, name)
+                self.add_state(name, per="rank", get=get, set=put)
 
     def compute_returns(self, obs: TensorDict) -> None:
-        self.inner.compute_returns(obs)
+        super().compute_returns(obs)
         self.share_advantages()
 
     def broadcast_parameters(self) -> None:
@@ -83,10 +83,11 @@ class OwnPPO(_Holder):
     def save(self) -> dict[str, Any]:
         return self.inner.save()
 
-    def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
-        loads_iteration = self.inner.load(loaded_dict, load_cfg, strict)
+    def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        parts = {name: name in names for name in ("actor", "critic", "optimizer")}
+        self.inner.load(state, parts | {"rnd": "rnd_optimizer" in names}, strict=True)
+        super().restore(state, {"rnd"} & {*names})
         self.learning_rate = self.inner.learning_rate
-        return loads_iteration
 
 
 class Distillation(_Holder):
@@ -97,21 +98,17 @@ class Distillation(_Holder):
     arXiv:1011.0686).
     """
 
-    def __init__(self, agent: AgentConfig, *parts: Any, device: str = "cpu", **settings: Any):
-        """Take Algorithm's arguments; the actor is the student, the critic the teacher."""
-        *_, student, teacher, storage = parts
-        teacher.requires_grad_(False)
-        super().__init__(agent, *parts, device=device, **settings)
-        config, steps, actions = agent.algorithm, agent.num_steps_per_env, storage.actions
-        first = storage.observations[0]
-        rollout = RolloutStorage(
-            "distillation", storage.num_envs, steps, first, actions.shape[2:], device
-        )
-        rollout.distribution_params = torch.zeros_like(actions), torch.zeros_like(actions)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        env, agent, device = setup.env, setup.agent, setup.device
+        networks, _ = build_networks(env, agent, device, setup.load)
+        networks["critic"].requires_grad_(False)
+        config = agent.algorithm
+        rollout = make_storage(env, agent, device, "distillation")
+        rollout.distribution_params = tuple(torch.zeros_like(rollout.actions) for _ in range(2))
+        parts: Any = *networks.values(), rollout
         inner = algorithms.Distillation(
-            student,
-            teacher,
-            rollout,
+            *parts,
             num_learning_epochs=config.num_learning_epochs,
             gradient_length=config.gradient_length,
             learning_rate=config.learning_rate,
@@ -120,29 +117,29 @@ class Distillation(_Holder):
             use_mixed_precision=config.use_mixed_precision,
             device=device,
         )
-        inner.optimizer, self.is_adaptive, self._is_taught = self.optimizer, False, False
-        self._hold(inner)
+        # As in the checkpoints of PPO, the optimiser has the parameters of both.
+        both = chain(*(network.parameters() for network in networks.values()))
+        make: Any = resolve_optimizer(config.optimizer)
+        inner.optimizer = make(both, lr=config.learning_rate)
+        self._teacher, self._is_taught = agent.teacher, False
+        self.take(inner, networks, setup)
 
-    def compile(self, mode: str | None = None) -> None:
-        super().compile(mode)
-        self.inner.student, self.inner.teacher = self.actor, self.critic
-
-    def take_teacher(self, agent: AgentConfig) -> None:
-        """Load the teacher, unless a checkpoint of this run had it.
+    def begin(self) -> None:
+        """Load the teacher on rank 0, unless a checkpoint of this run had it.
 
         Raises:
             UserError: the file cannot be read, or holds another network.
         """
-        if self._is_taught:
+        if self._is_taught or self.collectives.rank != 0:
             return
-        assert agent.teacher
-        path, built = Path(agent.teacher.checkpoint or ""), self._raw_critic.state_dict()
+        assert self._teacher
+        path, built = Path(self._teacher.checkpoint or ""), self.critic.state_dict()
         saved = read_checkpoint(path)["actor_state_dict"]
         if misfit := misfit_of(saved, built):
             raise UserError(
                 f"the teacher {path} does not fit what it observes in this task: {misfit}."
             )
-        self._raw_critic.load_state_dict(saved)
+        self.critic.load_state_dict(saved)
         self._is_taught = True
 
     def act(self, obs: TensorDict) -> torch.Tensor:
@@ -157,11 +154,6 @@ class Distillation(_Holder):
             rollout[step] = now
         return actions
 
-    def compute_returns(self, obs: TensorDict) -> None:
-        """Do nothing: there are no returns to learn from."""
-
-    def load(self, loaded_dict: dict[str, Any], load_cfg: dict | None, strict: bool) -> bool:
-        self._is_taught |= load_cfg is None or bool(load_cfg.get("critic"))
-        loads_iteration = super().load(loaded_dict, load_cfg, strict)
-        self.inner.learning_rate = self.learning_rate
-        return loads_iteration
+    def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        self._is_taught |= "critic" in names
+        super().restore(state, names)

@@ -19,7 +19,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import about
 from mjfleet.runs.pretrained import PLAYED, recorded_in
 from mjfleet.tools.output_file import check_output
-from mjfleet.tools.trained_policy import find_policy, load_runner
+from mjfleet.tools.trained_policy import find_policy, load_policy
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
@@ -27,8 +27,10 @@ from mjfleet.utils.safe_read import read_json
 from mjfleet.worker.thread_limits import import_prepared
 
 if TYPE_CHECKING:
-    from mjfleet.rl.runner import Runner
+    from mjfleet.env import Env
 
+Loaded = tuple["Env[Any]", Any, int]
+"""Environments, the policy, and its number of iterations."""
 EXPORT_MAX_ENVS = 64
 VERSION_ENTRY = "mjfleet_version"  # Marks what `mjfleet export` has written.
 PRETRAINED = "pretrained"
@@ -78,17 +80,17 @@ def export(arguments: Sequence[str]) -> int:
     output = output or (trained.run_dir or Path()) / "exported" / f"{name}{suffix}"
     _refuse_to_replace(output, parsed.format, found.name)
     print_line(f"exporting {trained.policy}")
-    import_prepared("cpu", "rl.runner")
+    import_prepared("cpu", "rl.build_algorithm")
     few = config.with_num_envs(min(config.env.num_envs, EXPORT_MAX_ENVS))
-    runner = load_runner(found, few, trained.policy)
+    loaded = load_policy(found, few, trained.policy)
     if parsed.format == PRETRAINED:
-        _write_pretrained(found.name, config, trained.record.get("git", {}), runner, output)
+        _write_pretrained(found.name, config, trained.record.get("git", {}), loaded, output)
         return 0
-    return _write_graph(found.name, runner, parsed.format, output)
+    return _write_graph(found.name, loaded, parsed.format, output)
 
 
 def _write_graph(
-    task: str, runner: "Runner", kind: Literal["onnx", "torchscript"], output: Path
+    task: str, loaded: Loaded, kind: Literal["onnx", "torchscript"], output: Path
 ) -> int:
     """Write the policy as a graph with its metadata; return 1 if it could not be reproduced."""
     from mjfleet.tools.export.policy_graph import (
@@ -100,11 +102,11 @@ def _write_graph(
     from mjfleet.tools.export.robot_metadata import describe
     from mjfleet.video.state_recording import pack_model
 
-    env, policy = runner.env, runner.get_inference_policy()
+    env, policy, iteration = loaded
     entries: dict[str, Any] = {
         "task": task,
         VERSION_ENTRY: version("mjfleet"),
-        "iteration": runner.current_learning_iteration,
+        "iteration": iteration,
         **describe(env, (*policy.obs_groups, *images_of(policy))),
     }
     text = json.dumps(entries, indent=2) + "\n"
@@ -126,7 +128,7 @@ def _write_graph(
 
 
 def _write_pretrained(
-    task: str, config: TrainConfig, git: Mapping[str, Any], runner: "Runner", output: Path
+    task: str, config: TrainConfig, git: Mapping[str, Any], loaded: Loaded, output: Path
 ) -> None:
     """Write the actor and its normaliser with what they did in an episode of each environment."""
     import torch
@@ -135,9 +137,9 @@ def _write_pretrained(
     from mjfleet.rl.initial_networks import describe_networks
     from mjfleet.tools.play.policy_episodes import Player, evaluate
 
-    policy, iteration = runner.get_inference_policy(), runner.current_learning_iteration
+    env, policy, iteration = loaded
     with torch.inference_mode():
-        sums, _ = evaluate(Player(runner.env, policy, forget=policy.reset), 1)
+        sums, _ = evaluate(Player(env, policy, forget=policy.reset), 1)
     print_line(sums.table)
     commits = [str(state["commit"]) for state in git.values()]
     known = {
@@ -145,12 +147,12 @@ def _write_pretrained(
         VERSION_ENTRY: version("mjfleet"),
         "commit": commits[0] if commits else None,
         "iteration": iteration,
-        "networks": {"actor": describe_networks(runner)["actor"]},
+        "networks": {"actor": describe_networks(env, config.agent)["actor"]},
         "config": recorded_in(config),
         PLAYED: sums.table,
     }
     state = {
-        "actor_state_dict": runner.alg.save()["actor_state_dict"],
+        "actor_state_dict": policy.state_dict(),
         "critic_state_dict": {},
         "optimizer_state_dict": {"state": {}, "param_groups": [{"lr": 0.0}]},
         "iter": iteration,

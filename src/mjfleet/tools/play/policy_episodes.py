@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mjfleet.config import TrainConfig
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.registry import FoundTask
-from mjfleet.tools.trained_policy import build, load_runner
+from mjfleet.tools.trained_policy import build, load_policy
 from mjfleet.utils.console import print_line
 from mjfleet.worker.thread_limits import import_prepared
 
@@ -47,22 +47,23 @@ def playing(
     found: FoundTask, config: TrainConfig, plan: LaunchPlan, policy: Path | Actions
 ) -> Iterator[Player]:
     """Build the environment and its policy, a checkpoint; inside the block nothing is learned."""
-    modules = ["rl.runner"] if isinstance(policy, Path) else []
+    modules = ["rl.build_algorithm"] if isinstance(policy, Path) else []
     import_prepared(plan.device, "env.factory", f"sim.{plan.engine}_engine", *modules)
     import torch
 
     from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
+    from mjfleet.rl import checkpoint_files
 
     engine, device, threads = plan.engine, plan.device, plan.threads
     seed_everything(config.agent.seed)
     with on_device(engine, device):
         if isinstance(policy, Path):
-            runner = load_runner(found, config, policy, engine, device, threads)
-            env, actor = runner.env, runner.get_inference_policy()
-            load = torch.inference_mode(False)(runner.load_policy)
+            env, actor, _ = load_policy(found, config, policy, engine, device, threads)
+            load = torch.inference_mode(False)(
+                lambda path: checkpoint_files.load_policy(path, actor)
+            )
             player = Player(env, actor, load, actor.reset)
-            env.recorder = None  # The runner's, for a rollout.
         else:
             make = torch.randn_like if policy == "random" else torch.zeros_like
             env = build(found, config, engine, device, threads)

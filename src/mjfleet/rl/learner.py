@@ -1,0 +1,201 @@
+"""What training, evaluation, checkpoints and `play` know of whatever learns. Runs in a worker."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from mjfleet.config import AgentConfig
+from mjfleet.env import Env
+from mjfleet.rl import device_optimizer
+from mjfleet.rl.checkpoint_files import key_of
+from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.gradient_reduction import FlatGradient
+from mjfleet.rl.graph_capture import Capture
+from mjfleet.rl.learner_state import LearnerState
+from mjfleet.rl.networks import build_networks
+from mjfleet.sim.deferred import Deferred
+
+Load = Callable[..., Any]
+"""Finds `module:name`, see FoundTask.load."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a learner is built from."""
+
+    env: Env[Any]
+    agent: AgentConfig
+    device: str
+    """torch's name of the environment's device."""
+    num_threads: int
+    """CPU threads that an update may use."""
+    load: Load
+    collectives: Collectives
+    capture: Capture | None = None
+    """Captures updates as CUDA graphs. None: nothing is captured."""
+
+
+class Step(NamedTuple):
+    """What a step of the environments gave."""
+
+    observations: TensorDict
+    """After the step; where an episode ended, the first ones of the next episode."""
+    rewards: torch.Tensor
+    """`(num_envs,)`, float32."""
+    dones: torch.Tensor
+    """Where an episode ended, by a failure or by time, `(num_envs,)`, bool."""
+    time_outs: torch.Tensor
+    """Where it ended without a failure, `(num_envs,)`, bool."""
+
+
+class Learner(LearnerState, ABC):
+    """An algorithm with its networks, on one rank. Every rank has one.
+
+    The runner calls `begin` once; then, for each iteration, `act` and `record` for each of
+    `num_steps` steps, and `learn`. All ranks learn the same, because they begin with rank 0's
+    networks and average their gradients by `reduce_parameters`.
+    """
+
+    fallback_reason: str | None = None
+    """Why learning takes a slower path than the algorithm's own; None: it does not."""
+    compiles = False
+    """Whether the first call of `learn` compiles, which may take minutes."""
+    is_captured = False
+    """Whether `learn` does not wait for the device: the rollout is then checked after it."""
+    schedule = "fixed"
+    """What changes learning rates; `adaptive` continues from those in a checkpoint."""
+    learning_rate: float
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__()
+        self.config, self.device = setup.agent.algorithm, setup.device
+        self.num_steps, self.torch_threads = setup.agent.num_steps_per_env, setup.num_threads
+        self.collectives = setup.collectives
+        self.is_distributed = self.collectives.world_size > 1
+        self.beat: Callable[[], object] = lambda: None
+        """To be called in long updates that step no optimiser: else the worker counts as stuck."""
+        self._gradients: dict[tuple[str, ...], FlatGradient] = {}
+        self.scratch("learning_rate")
+
+    @classmethod
+    def requires(cls, agent: AgentConfig, load: Load) -> str | None:
+        """Return what of the configuration this class does not support; None: it has all."""
+
+    @classmethod
+    def policy_of(cls, env: Env[Any], agent: AgentConfig, load: Load) -> Any:
+        """Build the network `actor` alone, on the environment's device: for `play` and exports."""
+        networks, _ = build_networks(env, agent, str(env.device), load, ["actor"])
+        return networks["actor"]
+
+    def check(self, obs: TensorDict) -> None:
+        """Raise UserError for what would fail later; called once the constructor is done."""
+
+    @abstractmethod
+    def act(self, obs: TensorDict) -> torch.Tensor:
+        """Return actions `(num_envs, num_actions)` to learn from; called in inference mode."""
+
+    @abstractmethod
+    def record(self, before: TensorDict, actions: torch.Tensor, step: Step) -> None:
+        """Keep what a step gave, and what preceded it; called in inference mode."""
+
+    @abstractmethod
+    def learn(self) -> Deferred[dict[str, float]]:
+        """Learn; return losses by name, which the device may still compute."""
+
+    @abstractmethod
+    def networks(self) -> dict[str, nn.Module]:
+        """Return all networks by name. `actor` returns mean actions for observations.
+
+        They are sent from rank 0 to all, compared, saved as `<name>_state_dict` and loaded.
+        """
+
+    @abstractmethod
+    def checked(self) -> dict[str, list[torch.Tensor]]:
+        """Return the newest rollout, which has to be finite, by name: `observation/<group>`,
+        `action`, `reward` and `done`.
+
+        Each is in parts `(steps, num_envs, ...)`, of which observations have one row more.
+        """
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Return the optimisers by name, which are saved as `<name>_state_dict` and loaded."""
+        return {}
+
+    def begin(self) -> None:
+        """Prepare for the first iteration; rank 0's networks are sent to the others afterwards."""
+
+    def policy_metrics(self) -> dict[str, torch.Tensor]:
+        """Return numbers `()` about the policy for a row of metrics.csv, by column."""
+        return {}
+
+    def recovery_flags(self) -> str:
+        """Return flags with which training may go on after numbers that are not finite, or ""."""
+        return ""
+
+    def known_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what may change: networks, gradients, optimisers' and declared state."""
+        yield from super().known_tensors()
+        yield from (gradient.flat for gradient in self._gradients.values())
+        for network in self.networks().values():
+            yield from network.state_dict().values()
+        for optimizer in self.optimizers().values():
+            yield from device_optimizer.state_tensors(optimizer)
+
+    def train_mode(self) -> None:
+        """Put the networks into training mode."""
+        for network in self.networks().values():
+            network.train()
+
+    def eval_mode(self) -> None:
+        """Put the networks into evaluation mode."""
+        for network in self.networks().values():
+            network.eval()
+
+    @torch.no_grad()
+    def broadcast_parameters(self) -> None:
+        """Send rank 0's networks, and state that is the same on all ranks, to the others."""
+        for tensor in self.replicated():
+            torch.distributed.broadcast(tensor, src=0)
+
+    def replicated(self) -> list[torch.Tensor]:
+        """Return what is the same on all ranks: networks, and state that is declared so."""
+        networks = self.networks().values()
+        return [*(x for n in networks for x in n.state_dict().values()), *self.tensors_of_run()]
+
+    def gradient_of(self, *names: str) -> FlatGradient:
+        """Return the flat gradient of what the optimisers of these names learn; none: of all."""
+        if names not in self._gradients:
+            groups = [g for n, x in self.optimizers().items() for g in x.param_groups
+                      if n in names or not names]  # fmt: skip
+            self._gradients[names] = FlatGradient(p for group in groups for p in group["params"])
+        return self._gradients[names]
+
+    def reduce_parameters(self, *names: str) -> None:
+        """Average gradients over the ranks, in one all-reduce; for the names see `gradient_of`.
+
+        A parameter that has no gradient on a rank counts as zero there.
+        """
+        if self.is_distributed:
+            self.gradient_of(*names).average(self.collectives)
+
+    def set_learning_rate(self, rate: float, name: str = "") -> None:
+        """Set the learning rate of the next step, for one optimiser or for all."""
+        for key, optimizer in self.optimizers().items():
+            for group in optimizer.param_groups if name in ("", key) else ():
+                group["lr"] = rate
+
+    def save(self) -> dict[str, Any]:
+        """Return the state of networks and optimisers, for a checkpoint."""
+        parts = {**self.networks(), **self.optimizers()}
+        return {key_of(name): part.state_dict() for name, part in parts.items()}
+
+    def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        """Load the networks and optimisers of these names from what `save` returned."""
+        parts: dict[str, Any] = {**self.networks(), **self.optimizers()}
+        for name in parts.keys() & {*names}:
+            parts[name].load_state_dict(state[key_of(name)])

@@ -1,0 +1,150 @@
+"""What a learner remembers besides networks and optimisers, as it declares it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from mjfleet.env.undeclared_changes import address, changes, look
+from mjfleet.errors import UserError
+
+Per = Literal["run", "rank", "env"]
+NUMBER = bool, int, float, str
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A state of a learner."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+    per: Per
+    first: Any
+    """A number as it was declared. Where it is another one now, as by a flag, none is restored."""
+
+
+class LearnerState:
+    """Declares what a learner changes, and finds what it changes and has not declared."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, Declared] = {}
+        self._scratch = {"_declared", "_scratch", "_look", "owner"}
+        self._look: dict[str, Any] = {}
+        self.owner: Any = self
+        """The object whose attributes are state."""
+
+    def add_state(
+        self,
+        name: str,
+        value: Any = None,
+        per: Per = "run",
+        *,
+        get: Callable[[], Any] | None = None,
+        set: Callable[[Any], object] | None = None,
+    ) -> Any:
+        """Declare a number, text or tensor that updates change, which checkpoints then hold.
+
+        Args:
+            name: of the attribute that holds it. A tensor stays the same one, written in place.
+            value: what it is at first, if there is no `get`.
+            per: `run`: it is the same on all ranks, which is checked; `rank`: each has its own;
+                `env`: it belongs to the environments, and begins anew where they do.
+            get, set: for what is no attribute: return it, and take what a checkpoint holds.
+
+        Returns:
+            The value.
+
+        Raises:
+            UserError: it is declared twice, or has a type that checkpoints do not hold.
+        """
+        what = f"{type(self).__name__}: add_state({name!r})"
+        if name in self._declared:
+            raise UserError(f"{what} is called twice.")
+        if get is None:
+            if not isinstance(value, (*NUMBER, torch.Tensor)):
+                raise UserError(f"{what}: it is {value!r:.60}; it must be a number or a tensor.")
+            setattr(self, name, value)
+        get, set = get or partial(getattr, self, name), set or partial(self.put, self, name)
+        first = now if isinstance(now := get(), NUMBER) else None
+        self._declared[name] = Declared(get, set, per, first)
+        return now
+
+    def scratch(self, *names: str) -> None:
+        """Say of attributes that they may change and are no state: they follow from what is."""
+        self._scratch.update(names)
+
+    def states(self, *kinds: Per) -> dict[str, Any]:
+        """Return copies of the declared state of these kinds on the CPU, by name."""
+        found = {name: x for name, x in self._declared.items() if x.per in kinds}
+        return {name: [x.first, _copy(x.get())] for name, x in found.items()}
+
+    def load_states(self, saved: Mapping[str, Any], *kinds: Per) -> list[str]:
+        """Restore what `states` returned; return the names of those that it lacks.
+
+        Raises:
+            ValueError: a state has another shape now.
+        """
+        wanted = {name: x for name, x in self._declared.items() if x.per in kinds}
+        for name in wanted.keys() & saved.keys():
+            first, value = saved[name]
+            if value is not None and first == wanted[name].first:
+                wanted[name].set(value)
+        return [name for name in wanted if name not in saved]
+
+    def tensors_of_run(self) -> list[torch.Tensor]:
+        """Return the tensors that are the same on all ranks."""
+        found = [x.get() for x in self._declared.values() if x.per == "run"]
+        return [value for value in found if isinstance(value, torch.Tensor)]
+
+    def begin_watching(self) -> None:
+        """Take what is now for what `check_undeclared` compares with."""
+        self._look = self._look_now()
+
+    def check_undeclared(self) -> None:
+        """Raise UserError if an attribute has changed that is not declared."""
+        for name in changes(self._look, self._look_now()):
+            own, kind = name.partition(".")[0], type(self.owner).__name__
+            base = "" if self.owner is self else " of mjfleet.rl.algorithm.Algorithm"
+            raise UserError(
+                f"{kind}.{name} changes in an update, and is not declared. If it is to be "
+                f"remembered, write `self.{own} = self.add_state({own!r}, ...)` in `__init__`"
+                f"{base}, and change a tensor in place; a network has to be among `networks()`. If "
+                f"it follows from other state, write `self.scratch({own!r})`."
+            )
+
+    def known_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the tensors that may change: those of networks and declared state."""
+        yield from (
+            x for one in self._declared.values() if isinstance(x := one.get(), torch.Tensor)
+        )
+
+    def _look_now(self) -> dict[str, Any]:
+        owned, found = {address(tensor) for tensor in self.known_tensors()}, dict[str, Any]()
+        for name, value in vars(self.owner).items():
+            if name in self._scratch or name in self._declared:
+                continue
+            if isinstance(value, nn.Module):
+                found |= {f"{name}.{key}": x for key, x in value.state_dict().items()}
+            else:
+                found[name] = value
+        return look(found, owned)
+
+    @staticmethod
+    def put(owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of `owner`, in place if it is a tensor; ValueError: of another shape."""
+        now = getattr(owner, name)
+        if not isinstance(now, torch.Tensor):
+            setattr(owner, name, value)
+        elif not isinstance(value, torch.Tensor) or value.shape != now.shape:
+            raise ValueError(f"the state {name!r} of {type(owner).__name__} has another shape")
+        else:
+            now.copy_(value)
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_copy, value))
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value

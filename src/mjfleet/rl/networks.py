@@ -1,0 +1,161 @@
+"""Builds rsl_rl's networks, as the configuration describes them, and room for rollouts."""
+
+import contextlib
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from rsl_rl import models
+from rsl_rl.extensions import resolve_rnd_config, resolve_symmetry_config
+from rsl_rl.storage import RolloutStorage
+from rsl_rl.utils import resolve_obs_groups
+from tensordict import TensorDict
+
+from mjfleet.config import ActorConfig, AgentConfig, PPOConfig, SymmetryConfig, to_dict
+from mjfleet.config.validation import is_class_path
+from mjfleet.env import Env
+from mjfleet.errors import UserError
+from mjfleet.utils.memory import check_fits
+
+
+def build_networks(
+    env: Env[Any],
+    agent: AgentConfig,
+    device: str,
+    load: Callable[..., Any],
+    names: Sequence[str] = ("actor", "critic"),
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the networks of these names, and the settings of rsl_rl's PPO.
+
+    Raises:
+        UserError: the networks cannot be built.
+    """
+    config, obs = rsl_rl_config(agent, load), env.get_observations()
+    sets = [*names, *["rnd_state"] * (agent.algorithm.rnd_cfg is not None)]
+    sizes = {"actor": env.num_actions, "critic": env.num_actions if agent.distils else 1}
+    networks: dict[str, Any] = {}
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints the groups.
+            groups = resolve_obs_groups(obs, config["obs_groups"], sets)
+        settings = resolve_rnd_config(config["algorithm"], obs, groups, env)
+        settings = resolve_symmetry_config(settings, env)
+        del settings["class_name"]
+        for name in names:
+            kind = config[name].pop("class_name")
+            networks[name] = kind(obs, groups, name, sizes[name], **config[name]).to(device)
+            if kind is models.CNNModel:
+                _try_images(networks[name], obs)
+    except ValueError as error:
+        raise UserError(f"the networks cannot be built: {error}") from error
+    return networks, settings
+
+
+def make_storage(
+    env: Env[Any], agent: AgentConfig, device: str, kind: str = "rl"
+) -> RolloutStorage:
+    """Return room for a rollout; UserError if it does not fit in the memory of the host."""
+    obs = env.get_observations()
+    if device == "cpu":
+        observed = sum(group[0].numel() for group in obs.values())
+        steps = env.num_envs * agent.num_steps_per_env
+        check_fits(f"{steps:,} steps of a rollout", 4 * steps * (observed + env.num_actions))
+    shape = env.num_envs, agent.num_steps_per_env
+    return RolloutStorage(kind, *shape, obs, [env.num_actions], device)
+
+
+def _try_images(network: models.CNNModel, obs: TensorDict) -> None:
+    """Raise a ValueError if the images are smaller than the kernels of a network for them."""
+    try:
+        with torch.no_grad():
+            network.eval()(obs)
+    except RuntimeError as error:
+        raise ValueError(error) from error
+    network.train()
+
+
+def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any]:
+    """Return the nested dictionary that rsl_rl's runner takes; our fields have its names.
+
+    `load` finds `module:name`, see FoundTask.load.
+
+    Raises:
+        UserError: a class or a function cannot be loaded, or there is no teacher to distil.
+    """
+    plain = to_dict(agent)
+    own = ("name", "group_size", "backprop", "learning_threads", "gradient_length", "loss_type")
+    algorithm = _without_added(plain["algorithm"], PPOConfig)
+    algorithm = {name: value for name, value in algorithm.items() if name not in own}
+    if agent.algorithm.mirrors_samples:
+        symmetry = algorithm["symmetry_cfg"]
+        del symmetry["use_equivariant_networks"]
+        symmetry["data_augmentation_func"] = augmentation(agent.algorithm.symmetry_cfg, load)
+    else:
+        algorithm["symmetry_cfg"] = None
+    groups = plain["obs_groups"]
+    if agent.distils:
+        if (teacher := plain["teacher"]) is None:
+            raise UserError("--agent.algorithm.name distillation needs --teacher RUN.")
+        groups["critic"], plain["critic"] = teacher.pop("obs_groups"), teacher
+        del teacher["checkpoint"]
+    return {
+        "num_steps_per_env": agent.num_steps_per_env,
+        "save_interval": agent.save_interval,
+        "torch_compile_mode": agent.torch_compile_mode,
+        "check_for_nan": False,
+        "obs_groups": groups,
+        "actor": _model(plain["actor"], load),
+        "critic": _model(plain["critic"], load),
+        "algorithm": {"class_name": "PPO"} | algorithm,
+    }
+
+
+def augmentation(symmetry: SymmetryConfig | None, load: Callable[..., Any]) -> Any:
+    """Return the function that mirrors samples, or None.
+
+    Raises:
+        UserError: it cannot be loaded, or is no function.
+    """
+    if symmetry is None:
+        return None
+    function = load(name := symmetry.data_augmentation_func)
+    if not callable(function) or isinstance(function, type):
+        flag = "--agent.algorithm.symmetry-cfg.data-augmentation-func"
+        raise UserError(f"{flag} {name}: it must be a function.")
+    return function
+
+
+def model_class(name: str, load: Callable[..., Any]) -> type[models.MLPModel]:
+    """Return the class of a network: rsl_rl's of that name, or `module:Class`.
+
+    Raises:
+        UserError: that is not there, or is no subclass of rsl_rl's models.
+    """
+    return load(name, models.MLPModel) if ":" in name else getattr(models, name)
+
+
+def _without_added(plain: dict[str, Any], base: type[Any]) -> dict[str, Any]:
+    """Return a configuration without the fields that a class derived from `base` adds."""
+    known = {field.name for field in fields(base)}
+    return {name: value for name, value in plain.items() if name in known}
+
+
+def _model(plain: dict[str, Any], load: Callable[..., Any]) -> dict[str, Any]:
+    """Return a network's configuration without the fields that its classes do not take."""
+    if not is_class_path(plain["class_name"]):
+        plain = _without_added(plain, ActorConfig)
+    if distribution := plain.pop("distribution", None):
+        plain["distribution_cfg"] = distribution
+        if distribution["class_name"] != "GaussianDistribution":
+            del distribution["learn_std"]
+    kind = model_class(plain["class_name"], load)
+    if not issubclass(kind, models.RNNModel):
+        plain = {k: v for k, v in plain.items() if not k.startswith("rnn_")}
+    convolutions = plain.pop("cnn_cfg")
+    if issubclass(kind, models.CNNModel) and convolutions:
+        for name in ("kernel_size", "stride"):
+            if len(convolutions[name]) == 1:
+                convolutions[name] = convolutions[name][0]
+        plain["cnn_cfg"] = convolutions
+    return plain | {"class_name": kind}
