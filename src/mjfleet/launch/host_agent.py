@@ -7,6 +7,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -131,12 +132,18 @@ class HostAgent:
             self._workers = workers
             while (end := workers.end()) is None:
                 self._send_new()
+                self._sent |= {path: 0 for path in self._rank_files() if path not in self._sent}
                 if not self._channel.is_full:  # As while the launcher is suspended.
                     self._channel.send(WorkerStatus(workers.has_begun))
         self._sent |= dict.fromkeys(folder.glob("*/failures/*"), 0)
+        self._sent |= {path: 0 for path in self._rank_files() if path not in self._sent}
         while self._send_new() or self._channel.is_full:
             time.sleep(0.01)
         self._channel.send(end)
+
+    def _rank_files(self) -> Iterator[Path]:
+        """Yield what workers write beside checkpoints, in whole files; see rank_files.py."""
+        yield from self._folder.glob("*/checkpoints/rank*_*.pt")
 
     def _send_new(self) -> bool:
         """Send at most a piece of what is new in each file; return whether anything was."""

@@ -17,7 +17,7 @@ from mjfleet.launch.host_starter import HostConnection, HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.launch.log_directory import log_name
 from mjfleet.launch.output_relay import OutputRelay
-from mjfleet.runs.checkpoints import CHECKPOINT_BYTES
+from mjfleet.runs.checkpoints import CHECKPOINT_BYTES, forget_rank_files, rank_files_in
 from mjfleet.utils.console import print_line
 from mjfleet.utils.safe_read import open_regular
 from mjfleet.worker.failure_record import ALONE_SECONDS, Failure
@@ -74,7 +74,7 @@ class RunSupervisor:
     def __init__(self, plan: LaunchPlan, connections: HostConnections, relay: OutputRelay) -> None:
         self._plan, self._connections, self._relay = plan, connections, relay
         self._hosts: dict[HostConnection, _Host] = {}
-        self._lost_files: set[str] = set()
+        self._lost_files, self._begun_files = set[str](), set[str]()
         for node, host in enumerate(connections):
             self._hosts[host] = _Host(self._args(node, host))
             host.send(self._hosts[host].args)
@@ -90,7 +90,10 @@ class RunSupervisor:
         if host.is_here:
             names = [str((logs / name).absolute()) if logs else os.devnull for name in names]
         elif checkpoint and node > 0:
-            host.send_file(checkpoint.name, open_regular(checkpoint, CHECKPOINT_BYTES))
+            ranks = [args.rank_of(i).rank for i in range(len(args.devices))]
+            beside = [path for rank in ranks for path in rank_files_in(checkpoint.parent, rank)]
+            for path in (*beside, checkpoint):
+                host.send_file(path.name, open_regular(path, CHECKPOINT_BYTES))
             args = replace(args, checkpoint=checkpoint.name)
         return replace(
             args,
@@ -170,14 +173,20 @@ class RunSupervisor:
 
     def _keep(self, host: HostConnection, name: str, data: bytes) -> None:
         """Keep a piece of another host's file where it belongs; a failure to is one warning."""
-        path = self._plan.run_dir / "failures" if Path(name).parent.name else self._plan.logs
+        path, file = self._plan.logs, Path(name).name
+        if (kind := Path(name).parent.name) in ("failures", "checkpoints"):
+            path = self._plan.run_dir / kind
+        is_new = kind == "checkpoints" and name not in self._begun_files
         if name == log_name(self._plan.hosts[0].host):
             self._relay.pass_on(sys.stdout.fileno(), data)
         elif path and name not in self._lost_files:
             try:
                 path.mkdir(exist_ok=True)
-                with (path / Path(name).name).open("ab") as file:
-                    file.write(data)
+                if is_new:
+                    self._begun_files.add(name)
+                    forget_rank_files(path, file)
+                with (path / file).open("ab") as copy:
+                    copy.write(data)
             except OSError as error:
                 logger.warning("%s of %s ends here: %s", name, host, error.strerror)
                 self._lost_files.add(name)

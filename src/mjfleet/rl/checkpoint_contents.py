@@ -10,9 +10,11 @@ from mjfleet.env import random_numbers
 from mjfleet.env.return_checks import observation_sizes
 from mjfleet.errors import UserError
 from mjfleet.rl import checkpoint_files as files
-from mjfleet.rl.checkpoint_files import OWN, check_fields, check_optimizer, key_of
+from mjfleet.rl.checkpoint_files import OWN, check_fields
 from mjfleet.rl.divergence import check_networks
 from mjfleet.rl.initial_networks import describe_networks
+from mjfleet.rl.learner_checkpoint import LearnerCheckpoint
+from mjfleet.rl.rank_files import read_rank_file, write_rank_file
 from mjfleet.rl.runner import Runner
 from mjfleet.rl.worker_phases import Phase
 from mjfleet.runs.checkpoints import BEST
@@ -41,9 +43,9 @@ class Checkpointer:
         """
         self._runner, self._task, self._task_hash = runner, task, task_hash
         self._attempt, self._keeps_worlds = attempt, worlds
-        optimizers = runner.alg.optimizers().items()
-        self._rates = {n: [float(g["lr"]) for g in x.param_groups] for n, x in optimizers}
-        """Configured learning rates of each optimiser's groups of parameters."""
+        teacher = runner.agent.teacher
+        self._learner = LearnerCheckpoint(runner.alg, teacher.checkpoint if teacher else None)
+        self._folder = folder
         if folder is None:
             return
         self._schedule = files.CheckpointSchedule(folder, runner.agent.save_interval, keep)
@@ -72,7 +74,8 @@ class Checkpointer:
         with runner.heartbeat.excused(Phase.SAVE):
             ranks: list[dict[str, Any]] = []
             if self._keeps_worlds:
-                gathered = runner.collectives.gather_bytes(files.pack(self._rank_state())) or []
+                own = self._rank_state(self._write_rank_file(paths))
+                gathered = runner.collectives.gather_bytes(files.pack(own)) or []
                 while gathered:  # What is unpacked is not held twice.
                     ranks.append(files.unpack(gathered.pop(0)))
             elif rank == 0:
@@ -94,11 +97,7 @@ class Checkpointer:
             "signals": self._signals(),
             "numbers": self._numbers(),
             "total_steps": runner.total_steps,
-            "optimizers": self._kinds(),
-            "teacher": self._teacher(),
-            "rates": self._rates,
-            "schedule": runner.alg.schedule,
-            "learner": runner.alg.states("run"),
+            **self._learner.saved(),
             "window": runner.window.state(),
             "best_return": runner.best.mean_return,
             "judged_by": runner.best.judged_by,
@@ -142,7 +141,7 @@ class Checkpointer:
             if in_place:
                 self._check_signals(path, state.get(OWN) or {})
             self._check(path, state)
-            return self._restore(state)
+            return self._restore(state, path.parent)
         except files.UNREADABLE as error:
             why = f"{type(error).__name__}: {in_a_line(error)}"
             raise UserError(f"checkpoint {path} cannot be restored here: {why}") from error
@@ -173,10 +172,10 @@ class Checkpointer:
             "actions": env.num_actions,
         }
 
-    def _restore(self, state: dict[str, Any]) -> list[str]:
+    def _restore(self, state: dict[str, Any], folder: Path) -> list[str]:
         runner, own = self._runner, state.get(OWN)
         runner.current_learning_iteration = state["iter"]
-        lost = self._restore_learning(state)
+        lost = self._learner.restore(state)
         if own is None:
             self._seed_anew()
             return [*lost, "random states, environments and counters, which are not in it"]
@@ -189,7 +188,7 @@ class Checkpointer:
         changed += [what for what, old in saved.items() if numbers.get(what, old) != old]
         is_declared = runner.env.declares(ranks[0]["env"])
         if "sim" in ranks[0] and not changed and is_declared:
-            return lost + self._restore_rank(ranks[runner.collectives.rank])
+            return lost + self._restore_rank(ranks[runner.collectives.rank], folder)
         self._seed_anew()
         runner.env.begin_from([rank["env"] for rank in ranks])
         runner.env.reset()
@@ -200,83 +199,16 @@ class Checkpointer:
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
         """Raise UserError if this run cannot continue from a checkpoint."""
-        own, alg = state.get(OWN), self._runner.alg
+        own = state.get(OWN)
         if own is not None and own["task"] != self._task:
             raise UserError(f"checkpoint {path} is of the task {own['task']}, not of {self._task}.")
-        ours, theirs = self._networks(state), {*_networks_in(state)} - {"rnd"}
-        if theirs == {"actor"} != {*ours}:
-            raise UserError(
-                f"checkpoint {path} is a policy alone, which `play` shows and `train --init-from` "
-                "begins with."
-            )
-        if other := theirs.symmetric_difference({*alg.networks()} - {"rnd"}):
-            text = f"with other networks ({', '.join(sorted(other))})"
-            raise UserError(
-                f"checkpoint {path} is of an algorithm {text}: begin a new run by --init-from."
-            )
-        files.check_networks(path, state, alg.networks(), ours)
-        for name in self._optimizers(state):
-            check_optimizer(state[key_of(name)], alg.optimizers()[name])
+        self._learner.check(path, state)
         total = self._runner.agent.max_iterations
         if state["iter"] >= total:
             raise UserError(
                 f"checkpoint {path} has {state['iter']} iterations, and --agent.max-iterations is "
                 f"{total}: raise it to train further."
             )
-
-    def _restore_learning(self, state: dict[str, Any]) -> list[str]:
-        """Restore networks, optimisers and learning rates; return what could not be restored."""
-        own, alg = state.get(OWN), self._runner.alg
-        networks, optimizers = self._networks(state), self._optimizers(state)
-        is_other = "critic" in alg.networks() and "critic" not in networks
-        lost = ["the value network or teacher, which is another one now"] * is_other
-        lost += [f"the state of the optimiser ({kind})" for name, kind in self._kinds(own).items()
-                 if name not in optimizers]  # fmt: skip
-        groups = [group for name in optimizers for group in alg.optimizers()[name].param_groups]
-        built = [{k: group[k] for k in group if k not in ("params", "lr")} for group in groups]
-        alg.restore(state, {*networks, *optimizers})
-        if own is None:  # Betas, say, are of whoever wrote the file.
-            groups = [group for name in optimizers for group in alg.optimizers()[name].param_groups]
-            for group, settings in zip(groups, built, strict=True):
-                group.update(settings)
-        alg.load_states((own or {}).get("learner", {}), "run")
-        self._set_learning_rates(own or {})
-        return lost
-
-    def _set_learning_rates(self, own: dict[str, Any]) -> None:
-        """Set the configured learning rates, unless a schedule has reached others."""
-        alg = self._runner.alg
-        # Earlier versions wrote down one rate, and at first no schedule.
-        then = own.get("rates") or {"optimizer": [own.get("configured_learning_rate")]}
-        keeps = alg.schedule in ("adaptive", own.get("schedule"))
-        for name, rates in self._rates.items():
-            if then.get(name) != rates or not keeps:
-                alg.set_learning_rate(rates[0], name)
-
-    def _networks(self, state: dict[str, Any]) -> list[str]:
-        """Return the names of the networks to load: all but a teacher that is another one now."""
-        own = state.get(OWN)
-        same = own is None or own.get("teacher") == self._teacher()
-        names = [*self._runner.alg.networks()]
-        return [n for n in names if (same or n != "critic") and (n != "rnd" or key_of(n) in state)]
-
-    def _optimizers(self, state: dict[str, Any]) -> list[str]:
-        """Return the names of the optimisers whose state is that of the same kind and networks."""
-        own, alg = state.get(OWN), self._runner.alg
-        then, now = self._kinds(own), self._kinds()
-        names = [n for n in now if then.get(n) == now[n] and key_of(n) in state]
-        return names if {*alg.networks()} <= {*self._networks(state), "rnd"} else []
-
-    def _kinds(self, own: dict[str, Any] | None = None) -> dict[str, str]:
-        """Return the kind of each optimiser, of a checkpoint or, without one, of this run."""
-        now = {n: type(x).__name__.lower() for n, x in self._runner.alg.optimizers().items()}
-        if own is None:
-            return now
-        return own.get("optimizers") or now | {"optimizer": own["optimizer"]}
-
-    def _teacher(self) -> str | None:
-        teacher = self._runner.agent.teacher
-        return teacher.checkpoint if teacher else None
 
     def _seed_anew(self) -> None:
         """Seed the random generators differently from the beginning of the run."""
@@ -308,39 +240,55 @@ class Checkpointer:
             if decides_learning(name) and name != "env.num_envs"
         }
 
-    def _rank_state(self) -> dict[str, Any]:
-        """Return what belongs to this rank alone: its environments and its random generators."""
+    def _write_rank_file(self, paths: list[Path]) -> dict[str, Any] | None:
+        """Write what the learner remembers on this rank, if it is large and one of `paths` is not
+        BEST; return how the checkpoint names it. None: it is to stand in the checkpoint."""
+        runner, folder = self._runner, self._folder
+        if folder is None or not runner.alg.remembers_much:
+            return None
+        if paths[0].name == BEST:
+            return {"file": None}
+        iteration, rank = runner.current_learning_iteration, runner.collectives.rank
+        return {"file": write_rank_file(folder, rank, iteration, runner.alg.states("rank"))}
+
+    def _rank_state(self, file: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return what belongs to this rank alone: its environments and its random generators.
+
+        `file`: how the file is named that has what the learner remembers. None: there is none.
+        """
         runner = self._runner
+        kinds: tuple[Any, ...] = ("env", "rank") if file is None else ("env",)
         # Copied, because a view of a buffer would be saved with the rest of that buffer.
         fields = {k: v.to("cpu", copy=True) for k, v in runner.env.sim.state().items()}
         return {
             "random": random_numbers.random_states(runner.device),
             "sim": {k: v for k, v in fields.items() if v.numel()},
             "env": files.to_cpu(runner.env.state_dict()),
-            "learner": runner.alg.states("rank", "env"),
+            "learner": runner.alg.states(*kinds),
+            **(file or {}),
             "evaluation": runner.evaluator.state_dict() if runner.evaluator else {},
         }
 
-    def _restore_rank(self, state: dict[str, Any]) -> list[str]:
-        """Restore what `_rank_state` returned; return what of the environment is lost."""
+    def _restore_rank(self, state: dict[str, Any], folder: Path) -> list[str]:
+        """Restore what `_rank_state` returned, with a file in `folder`; return what is lost."""
         runner = self._runner
         check_fields(state["sim"], runner.env.sim.state())
         runner.env.sim.restore(state["sim"])
         lost = runner.env.load_state_dict(state["env"])
-        runner.alg.load_states(state.get("learner") or _of_earlier(state), "rank", "env")
+        remembered = state.get("learner") or _of_earlier(state)
+        if "file" in state:
+            found = read_rank_file(folder, state["file"])
+            if isinstance(found, str):
+                rank = runner.collectives.rank
+                lost.append(f"what the learner remembers on rank {rank}: {found}")
+            else:
+                remembered |= found
+        runner.alg.load_states(remembered, "rank", "env")
         if runner.evaluator:
             runner.evaluator.load_state_dict(state.get("evaluation", {}))
         random_numbers.restore_random_states(state["random"], runner.device)
         runner.is_resumed = True
         return lost
-
-
-def _networks_in(state: dict[str, Any]) -> list[str]:
-    """Return the names of the networks in a checkpoint."""
-    optimizers = {"rnd_optimizer": "", **((state.get(OWN) or {}).get("optimizers") or {})}
-    names = [key.removesuffix("_state_dict") for key, part in state.items()
-             if key.endswith("_state_dict") and part]  # fmt: skip
-    return [name for name in names if name not in ("optimizer", *optimizers)]
 
 
 def _of_earlier(rank: dict[str, Any]) -> dict[str, Any]:

@@ -94,6 +94,12 @@ class LearnerState:
                 wanted[name].set(value)
         return [name for name in wanted if name not in saved]
 
+    @property
+    def remembers_much(self) -> bool:
+        """Whether there are tensors of one rank, such as a replay."""
+        values = [one.get() for one in self._declared.values() if one.per == "rank"]
+        return any(isinstance(value, torch.Tensor) for value in values)
+
     def tensors_of_run(self) -> list[torch.Tensor]:
         """Return the tensors that are the same on all ranks."""
         found = [x.get() for x in self._declared.values() if x.per == "run"]

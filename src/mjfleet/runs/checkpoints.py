@@ -27,6 +27,24 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for _, path in sorted(known)]
 
 
+def rank_file_name(rank: int, iteration: int) -> str:
+    """Return the name of the file with what a learner remembers on one rank, see rank_files.py."""
+    return f"rank{rank}_{iteration}.pt"
+
+
+def rank_files_in(folder: Path, rank: int) -> list[Path]:
+    """Return those files of a rank in the folder of the checkpoints, the oldest first."""
+    found = {path: path.stem.rpartition("_")[2] for path in folder.glob(f"rank{rank}_*.pt")}
+    return sorted((path for path in found if found[path].isdigit()), key=lambda p: int(found[p]))
+
+
+def forget_rank_files(folder: Path, name: str) -> None:
+    """Remove the file of this name, and those of its rank that only older checkpoints name."""
+    files = rank_files_in(folder, int(name.removeprefix("rank").partition("_")[0]))
+    for path in (*(one for one in files[:-1] if one.name != name), folder / name):
+        path.unlink(missing_ok=True)
+
+
 def iteration_of(path: Path) -> int | None:
     """Return the number of iterations in a checkpoint's file name, or None without one."""
     number = re.fullmatch(r"model_([0-9]{1,12})", path.stem)

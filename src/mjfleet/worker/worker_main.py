@@ -125,9 +125,11 @@ def train_worker(
         notes = restore(Path(checkpoint), state, config, runner, checkpointer, args.continues)
         runner.alg.begin()
         del state  # Its environments may take much memory.
-        collectives.total([0])  # Waits until every rank has got this far without an error.
-        for note in notes if rank.rank == 0 else ():
-            print_line(note)
+        # Waits until every rank has got this far without an error.
+        texts = collectives.all_gather_text("\n".join(notes))
+        for note in dict.fromkeys(filter(None, "\n".join(map(str, texts)).splitlines())):
+            if rank.rank == 0:
+                print_line(note)
         stop.check()
         with stop.deferred():
             heartbeat.enter(Phase.COLLECT, runner.current_learning_iteration + 1)
