@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mjfleet.errors import UserError
 from mjfleet.gym import make, make_vector
 
-from .conftest import REPOSITORY
+from .conftest import REPOSITORY, copy_task
 
 
 @pytest.mark.filterwarnings("ignore:.*Box observation space")
@@ -50,6 +50,25 @@ def test_an_end_returns_the_first_observation_and_the_final_one() -> None:
     for envs in (short, long):
         envs.close()
         envs.close()
+
+
+def test_an_end_that_is_truncated_is_no_termination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copy_task(tmp_path / "tasks", "pole") / "env.py"
+    method = (
+        "    def truncated(self):\n        return self.episode_length_buf == 1 + self.env_ids\n"
+    )
+    path.write_text(path.read_text().replace("    def observe", f"{method}\n    def observe"))
+    monkeypatch.chdir(tmp_path)
+    envs = make_vector("pole-balance", num_envs=3)
+    envs.reset(seed=1)
+    for step in range(3):
+        _, _, terminations, truncations, infos = envs.step(envs.action_space.sample())
+        assert truncations[step]
+        assert infos["_final_obs"].tolist() == truncations.tolist()
+        assert not terminations.any()
+    envs.close()
 
 
 def test_observing_ends_leaves_memories_and_noise_as_they_are() -> None:

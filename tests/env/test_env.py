@@ -166,6 +166,7 @@ class ReachEnv(Env[EnvConfig]):
 
     def setup(self) -> None:
         self.failing = torch.zeros(self.num_envs, dtype=torch.bool)
+        self.at_end = self.failing.clone()
         self.order: list[str] = []
 
     def reset_worlds(self, mask: torch.Tensor) -> None:
@@ -189,6 +190,10 @@ class ReachEnv(Env[EnvConfig]):
     def terminated(self) -> torch.Tensor:
         self.order.append("terminated")
         return self.failing
+
+    def truncated(self) -> torch.Tensor:
+        self.order.append("truncated")
+        return self.at_end
 
 
 def reach(
@@ -234,7 +239,7 @@ def test_a_step_keeps_its_order() -> None:
     env = reach()
     env.order.clear()
     env.step(torch.zeros(3, 2))
-    assert env.order == ["apply", "terminated", "rewards", "reset_worlds", "observe"]
+    assert env.order == ["apply", "terminated", "truncated", "rewards", "reset_worlds", "observe"]
     assert env.sim.time[0] == pytest.approx(2 * 0.004)
 
 
@@ -247,6 +252,18 @@ def test_time_outs_are_told_apart_from_failures() -> None:
     _, _, dones, extras = env.step(torch.zeros(3, 2))
     assert dones.tolist() == [True, True, True]
     assert extras["time_outs"].tolist() == [False, True, True]
+
+
+def test_an_episode_that_is_truncated_is_a_time_out_unless_it_has_failed() -> None:
+    env = reach(episode_steps=9)
+    env.failing[0] = True
+    env.at_end[:2] = True
+    _, _, dones, extras = env.step(torch.zeros(3, 2))
+    assert dones.tolist() == [True, True, False]
+    assert extras["time_outs"].tolist() == [False, True, False]
+    assert env.episode_length_buf.tolist() == [0, 0, 1]
+    assert env.at_end.tolist() == [True, True, False]  # It is read alone.
+    assert env.take_statistics()["length"] == (2, 2)
 
 
 def test_a_done_world_observes_the_start_of_its_next_episode() -> None:
@@ -344,6 +361,10 @@ class Misshapen(ReachEnv):
     def terminated(self) -> torch.Tensor:
         return torch.zeros(self.num_envs) if self.what == "float mask" else super().terminated()
 
+    def truncated(self) -> Any:
+        wrong = {"long mask": torch.zeros(self.num_envs, dtype=torch.long), "one end": False}
+        return wrong.get(self.what, super().truncated())
+
 
 @pytest.mark.parametrize(
     ("what", "message"),
@@ -354,6 +375,8 @@ class Misshapen(ReachEnv):
         ("no critic", r"observe\(\) has actor; it must have actor and critic"),
         ("column", r"rewards\(\)\['alive'\] is \(2, 1\) on cpu; it must be a tensor \(2,\) on cpu"),
         ("float mask", r"terminated\(\) is torch.float32, not torch.bool"),
+        ("long mask", r"truncated\(\) is torch.int64, not torch.bool"),
+        ("one end", r"truncated\(\) is bool; it must be a tensor \(2,\) on cpu"),
         ("number", r"rewards\(\)\['alive'\] is float; it must be a tensor \(2,\) on cpu"),
         ("three", r"metrics\(\)\['three'\] is tuple; it must be a tensor"),
         ("array", r"observe\(\)\['actor'\] is ndarray; it must be a tensor"),

@@ -196,7 +196,9 @@ def test_episodes_that_end_at_once_are_told_of_in_one_line(run: Run, tmp_path: P
     result = run("train", "noisy", "--agent.max-iterations", "4")
     assert result.returncode == 0, result.stderr
     (line,) = (line for line in result.stdout.splitlines() if "terminated()" in line)
-    assert line.startswith("warning: terminated(): episodes end after 1 of 2500 steps")
+    assert line.startswith(
+        "warning: terminated() or truncated(): episodes end after 1 of 2500 steps"
+    )
     assert "the wrong way round?" in line
 
 

@@ -99,8 +99,8 @@ class EnvContract(VecEnv, Generic[C]):
         return self.sim.model.nu
 
     def after_physics(self) -> None:
-        """Update the declared state, once in each step before `terminated`, `rewards` and
-        `metrics`, which write nothing. By default, do nothing."""
+        """Update the declared state, once in each step before `terminated`, `truncated`, `rewards`
+        and `metrics`, which write nothing. By default, do nothing."""
         return
 
     def end_episode(self, mask: torch.Tensor) -> None:
@@ -127,6 +127,12 @@ class EnvContract(VecEnv, Generic[C]):
 
     def terminated(self) -> torch.Tensor:
         """Return where the task has failed, `(num_envs,)`, bool, time-outs excluded. None unless
+        overridden."""
+        return self.never
+
+    def truncated(self) -> torch.Tensor:
+        """Return where the episode ends without a failure before its time limit, as at the end of a
+        clip, `(num_envs,)`, bool. It counts as a time-out, where `terminated` is false. None unless
         overridden."""
         return self.never
 

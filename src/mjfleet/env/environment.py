@@ -23,10 +23,11 @@ class Env(StatefulEnv[C]):
     A task's class is derived from this one, and writes the methods of EnvContract.
 
     One step calls `apply`, steps the physics `cfg.decimation` times, and calls `after_physics`,
-    `terminated`, `rewards` and `metrics`. Where an environment is done, `end_episode` reads what
-    the episode has left, the simulation and the declared state are reset, and `reset_worlds` writes
-    where the next one begins. `observe` comes last: an environment that is done thus observes the
-    beginning of its next episode. An episode of `max_episode_length` steps ends as a time-out.
+    `terminated`, `truncated`, `rewards` and `metrics`. Where an environment is done, `end_episode`
+    reads what the episode has left, the simulation and the declared state are reset, and
+    `reset_worlds` writes where the next one begins. `observe` comes last: an environment that is
+    done thus observes the beginning of its next episode. An episode ends as a time-out after
+    `max_episode_length` steps, or where `truncated` says so.
     """
 
     reward_names: tuple[str, ...]
@@ -162,7 +163,7 @@ class Env(StatefulEnv[C]):
         for read_sensors in self._readers:
             read_sensors()
         self.after_physics()
-        self.failed = self.terminated()
+        self.failed, truncated = self.terminated(), self.truncated()
         terms, metrics = self.compute(self.rewards()), self.metrics()
         check_names(self, terms, metrics)
         pairs = metric_pairs(metrics, self._one)
@@ -181,6 +182,8 @@ class Env(StatefulEnv[C]):
             self.failed = self.failed | self.spoilt
         reward = self.terms.sum(dim=0)
         is_last = self.episode_length_buf >= self.max_episode_length
+        if truncated is not self.never:
+            is_last |= truncated
         dones, time_outs = self.failed | is_last, is_last > self.failed
         self._record(values, dones)
         if self.before_reset:

@@ -24,10 +24,10 @@ def early_end(length: float | None, most: int) -> list[str]:
     if length is None or length > EARLY or most <= 2 * EARLY:
         return []
     return [
-        f"terminated(): episodes end after {length:.3g} of {most} steps, so that nothing can be "
-        "learned; is the condition the wrong way round? Let it be true only where the task has "
-        "failed, and write states in reset_worlds() where it has not (angles are in rad, "
-        "quaternions w, x, y, z)"
+        f"terminated() or truncated(): episodes end after {length:.3g} of {most} steps, so that "
+        "nothing can be learned; is the condition the wrong way round? Let terminated() be true "
+        "only where the task has failed, and write states in reset_worlds() where it has not "
+        "(angles are in rad, quaternions w, x, y, z)"
     ]
 
 

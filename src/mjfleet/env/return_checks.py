@@ -11,7 +11,8 @@ import torch
 from mjfleet.errors import UserError
 
 RETURN_COLUMNS = {
-    "terminated": None, "observe": "size", "rewards": None, "metrics": None, "debug_vis": 3,
+    "terminated": None, "truncated": None, "observe": "size", "rewards": None, "metrics": None,
+    "debug_vis": 3,
 }  # fmt: skip
 """Dimensions after the first of what a method returns. None: no further dimension. "size": any
 non-zero size, or an image's (C, H, W). A number: exactly this size."""
@@ -62,7 +63,7 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         restore()
     for method, found in returned.items():
         where = f"{type(env).__name__}.{method}()"
-        if method == "terminated":
+        if method in ("terminated", "truncated"):
             _check(where, found, None, env)
             if found.dtype != torch.bool:
                 raise UserError(f"{where} is {found.dtype}, not torch.bool.")

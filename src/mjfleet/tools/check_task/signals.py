@@ -43,7 +43,8 @@ def not_finite(outcome: Outcome, where: str, is_sure: bool = True) -> list[Findi
 
 def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterator[Finding]:
     """Find what never changes, neither with random actions nor in random `states`."""
-    may_fail = type(subject.env).terminated is not Env.terminated
+    kind = type(subject.env)
+    may_fail = kind.terminated is not Env.terminated
     late = subject.from_random_states(ROUNDS, is_late=True)
     for name in (name for name in run if name.startswith(SIGNALS)):
         (method, key), values = (name.split("()", maxsplit=1)[0], name.split("'")[1]), run[name][1:]
@@ -74,12 +75,15 @@ def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterato
             f"terminated() is true at {subject.env.max_episode_length} steps whatever the state, "
             "so that time-outs count as failures; leave them to the base class"
         )
-    if may_fail and not (run["terminated()"].any() or failed.any() or failed_late.any()):
-        yield Finding(
-            "terminated() was never true, neither with random actions nor in random states, at any "
-            "time of an episode; if it is to be, look at its condition (angles are in rad)",
-            is_sure=False,
-        )
+    for name in ("terminated", "truncated"):
+        if getattr(kind, name) is not getattr(Env, name) and not any(
+            outcome[f"{name}()"].any() for outcome in (run, states, late)
+        ):
+            yield Finding(
+                f"{name}() was never true, neither with random actions nor in random states, at "
+                "any time of an episode; if it is to be, look at its condition (angles are in rad)",
+                is_sure=False,
+            )
 
 
 def dead_actions(subject: Subject) -> Iterator[Finding]:

@@ -21,7 +21,9 @@ from mjfleet.tools.check_task.subject import Finding, Outcome, Subject, all_equa
 BEYOND = 0.1  # Share of a joint's range by which a start may be outside of it.
 SPINS = 4 * math.pi  # Angle at which no episode needs to start, rad.
 OFTEN = 0.05  # Share of environments in which something must be wrong before it is reported.
-WRITERS = ("rewards", "terminated", "metrics", "debug_vis", "commands", "observe")
+WRITERS = (
+    "rewards", "terminated", "truncated", "metrics", "debug_vis", "commands", "observe",
+)  # fmt: skip
 UNOBSERVED = ("sim.time", "sim.qpos", "sim.qvel", "sim.act")
 """What `observe` must not write. It may move targets, and draw noise."""
 

@@ -19,7 +19,7 @@ from mjfleet.sim.simulation import STATE_FIELDS
 
 Outcome = dict[str, torch.Tensor]
 """What some steps led to: `(steps, num_envs, size)` by name, such as "sim.qpos", "terminated()" and
-"rewards()['upright']". Ends of episodes are failures alone, without time-outs."""
+"rewards()['upright']". Ends of episodes by their time limit are left out."""
 STATE = ("qpos", "qvel", "act", "mocap_pos", "mocap_quat")
 OF_FRAMEWORK = ("action", "previous_action", "episode_length_buf")
 
@@ -144,7 +144,8 @@ def roll(env: Env[Any], actions: torch.Tensor) -> Outcome:
         return value.reshape(env.num_envs, -1).to("cpu", torch.float64, copy=True)
 
     def state() -> Outcome:
-        return {f"sim.{name}": kept(getattr(env.sim, name)) for name in (*STATE, "ctrl")}
+        found = {f"sim.{name}": kept(getattr(env.sim, name)) for name in (*STATE, "ctrl")}
+        return {"truncated()": kept(env.truncated())} | found
 
     def row(state: Outcome, failed: torch.Tensor) -> Outcome:
         # Causes come before effects.
