@@ -19,7 +19,7 @@ from mjfleet.errors import UserError
 from mjfleet.launch.host_environment import take_variables, travelling, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 
-from ..conftest import PATIENCE, changed, only_run, rows
+from ..conftest import PATIENCE, changed, copy_task, only_run, rows
 from .network import TOOLS, Network
 from .workers import (
     PAIR,
@@ -207,6 +207,49 @@ def test_two_hosts_are_like_one_and_one_may_fail_or_be_lost(
     while list(Path(tempfile.gettempdir()).glob("mjfleet-*-node2-*")):
         assert time.monotonic() < deadline
         time.sleep(0.2)
+
+
+KEPT = """
+import torch
+from rsl_rl.algorithms import PPO
+
+
+class Kept(PPO):
+    \"\"\"Remembers its rewards, which differ between ranks.\"\"\"
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.kept = torch.zeros(3)
+
+    def update(self):
+        self.kept += self.storage.rewards.mean()
+        return super().update()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_learner_remembers_on_another_host_comes_and_goes_with_the_checkpoint(
+    network: Network, tmp_path: Path
+) -> None:
+    folder = copy_task(tmp_path / "tasks", "pole")
+    (folder / "kept.py").write_text(KEPT)
+    kept = []
+    whole = (("--run-dir", "whole"), 4)
+    parts = (("--run-dir", "part"), 2), (("--resume", "part"), 4)
+    own = ("--agent.algorithm.name", "kept:Kept")
+    for runs in ((whole,), parts):
+        for (flag, where), iterations in runs:
+            flags = (flag, where, "--agent.max-iterations", str(iterations))
+            if flag == "--run-dir":
+                flags = (flag, where, *own, *changed(TWO, *flags[2:]))
+            with train(network, tmp_path, *flags, task="pole-balance") as process:
+                _, errors = process.communicate()
+            assert process.returncode == 0, errors
+        run_dir = tmp_path / where
+        files = [run_dir / "checkpoints" / f"rank{rank}_4.pt" for rank in (0, 1)]
+        kept.append([torch.load(file, weights_only=True)["kept"][1].tolist() for file in files])
+    assert kept[0] == kept[1]
+    assert kept[0][0] != kept[0][1]
 
 
 def attempts(run_dir: Path) -> list[tuple[str | None, str]]:

@@ -38,6 +38,7 @@ VARIANTS = {
     "gru": {"actor": RNN | {"rnn_type": "gru"}, "critic": RNN | {"rnn_type": "gru"}},
     "skrl": {"library": "skrl"},
     "rl_games": {"library": "rl_games"},
+    "rsl_rl's own": {"algorithm": {"name": "rsl_rl.algorithms:PPO"}},
     "novelty": {"algorithm": {"rnd_cfg": {"weight": 0.5, "reward_normalization": True}}},
 }
 

@@ -84,9 +84,9 @@ class OwnPPO(_Holder):
         return self.inner.save()
 
     def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        super().restore(state, {"rnd"} & {*names})
         parts = {name: name in names for name in ("actor", "critic", "optimizer")}
         self.inner.load(state, parts | {"rnd": "rnd_optimizer" in names}, strict=True)
-        super().restore(state, {"rnd"} & {*names})
         self.learning_rate = self.inner.learning_rate
 
 
