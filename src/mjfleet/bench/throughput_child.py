@@ -54,7 +54,7 @@ def measure(worker: WorkerArgs) -> list[list[float]]:
                 step()
             engine, start = now() - start, now()
             torch.set_num_threads(1)  # As in a rollout.
-            for actions in iteration.runner.alg.storage.actions:
+            for actions in torch.cat(iteration.runner.alg.checked()["action"]):
                 env.step(actions)
         environment = now() - start
         collected, learned = (row[name] or 0.0 for name in ("collect_seconds", "learn_seconds"))

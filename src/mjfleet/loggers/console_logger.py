@@ -72,13 +72,14 @@ class ConsoleLogger:
             "reward": row["mean_reward"],
             "eval": row.get("eval/return"),
             f"{loss.removeprefix('loss/')}_loss": row.get(loss),
-            "std": row["action_std"],
+            "std": row.get("action_std"),
             "lr": row["learning_rate"],
             "steps/s": row["global_steps_per_second"],
             "left": left,
         }
-        if shown["eval"] is None:
-            del shown["eval"]
+        for name in ("eval", "std"):  # Not each algorithm has a deviation.
+            if shown[name] is None:
+                del shown[name]
         return " ".join(f"{name}={_short(value)}" for name, value in shown.items())
 
     def close(self) -> None:
@@ -164,7 +165,7 @@ class LiveView(Progress):
                 f"{value['wait_seconds']:.2g} s"
             )
         learning = {f"{name} loss": loss for name, loss in _with_prefix(row, "loss/").items()}
-        learning |= {"action std": row["action_std"], "learning rate": row["learning_rate"]}
+        learning |= {"action std": row.get("action_std"), "learning rate": row["learning_rate"]}
         parts = Table.grid(padding=(0, 4))
         shown = {
             "reward terms": _with_prefix(row, "reward/"),
