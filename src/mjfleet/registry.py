@@ -116,12 +116,18 @@ class Registry:
 
     def find(self, name: str) -> FoundTask:
         """Return the task with a name; a UserError suggests similar names, or lists all."""
+        if why := self.why_missing(name):
+            raise UserError(why)
+        return self.tasks[name]
+
+    def why_missing(self, name: str) -> str:
+        """Return that there is no task of a name, with similar ones; empty if there is one."""
         if name in self.tasks:
-            return self.tasks[name]
+            return ""
         near = [task for task in self.tasks if name and name in task][:MOST_LISTED]
         near = near or difflib.get_close_matches(name, self.tasks, n=3, cutoff=0.5)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Tasks: {', '.join(self.tasks)}."
-        raise UserError("\n".join([f"there is no task `{name}`. {hint}", *self.broken.values()]))
+        return "\n".join([f"there is no task `{name}`. {hint}", *self.broken.values()])
 
     @same_folder()
     def read(self, folder: Path) -> None:

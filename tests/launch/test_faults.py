@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mjfleet.runs.metrics_csv import completed_iterations
-from mjfleet.runs.resume_choice import read_run
+from mjfleet.runs.named_run import read_run
 
 from ..conftest import PATIENCE, Figure, Run, only_run, rows
 from .workers import ENDLESS, TRAIN, started, wait_for_iteration, write_noisy

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mjfleet.runs.resume_choice import read_run
+from mjfleet.runs.named_run import read_run
 
 from ..conftest import MODULES, SMALL, Run, ask, only_run, rows
 from .test_damaged_runs import call

@@ -22,7 +22,7 @@ from mjfleet.runs.attempts import (
     undone_checkpoint,
 )
 from mjfleet.runs.checkpoints import checkpoints_in
-from mjfleet.runs.resume_choice import read_run
+from mjfleet.runs.named_run import read_run
 from mjfleet.runs.run_directory import check_run_folder
 from mjfleet.runs.run_json import read_record, write_record
 
@@ -58,7 +58,6 @@ def test_each_checkpoint_is_used_with_the_configuration_and_code_of_its_attempt(
         config = yaml.safe_load((run_dir / f"attempts/{number}/config.yaml").read_text())
         limits[number] = config["hang_timeout"]
         assert (run_dir / f"attempts/{number}/plan.json").exists()
-        assert (run_dir / f"attempts/{number}/launcher.log").exists()
     assert [limits[2], limits[3]] == [601, 602]
     assert (run_dir / "config.yaml").read_bytes() == (
         run_dir / "attempts/3/config.yaml"

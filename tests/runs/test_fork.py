@@ -14,8 +14,8 @@ from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import write_config
-from mjfleet.runs.resume_choice import Resume, read_run
-from mjfleet.runs.starting_point import continue_run, fork
+from mjfleet.runs.read_facts import read_facts
+from mjfleet.runs.start import Start, compare, decide
 
 from ..conftest import Run, rows
 from .test_damaged_runs import everything
@@ -25,7 +25,7 @@ FOUND = discover({}).tasks[TASK]
 DEFAULTS = FOUND.defaults()
 
 
-def resume(tmp_path: Path, **changes: Any) -> Resume:
+def resume(tmp_path: Path, **changes: Any) -> Start:
     """Resume a run whose run name is `base`, with other values given by nested mappings."""
     run_dir = tmp_path / "logs" / TASK / "2026-01-01_00-00-00_base"
     total_envs = 64 if changes.get("total_envs", 64) else None
@@ -36,9 +36,9 @@ def resume(tmp_path: Path, **changes: Any) -> Resume:
         make_run(run_dir.parent, run_dir.name)
         add_checkpoint(run_dir, 4)
         write_config(run_dir / "config.yaml", TASK, recorded)
-    config = from_dict(recorded, {"dry_run": True, **changes})
-    start = fork if config.fork else continue_run
-    return start(read_run(run_dir, "--resume"), config, recorded, FOUND.folder)
+    config = from_dict(recorded, {"dry_run": True, "resume": str(run_dir), **changes})
+    _, facts = read_facts(config, TASK, [], {}, [])
+    return compare(decide(config, facts), config, recorded, None)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from mjfleet.errors import UserError
 from mjfleet.launch.restart_policy import pause_seconds, why_not
 from mjfleet.rl.checkpoint_files import pack
 from mjfleet.runs.find_run import find_run
-from mjfleet.runs.resume_choice import read_run
+from mjfleet.runs.named_run import read_run
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.atomic_write import write_atomically
 
@@ -294,13 +294,10 @@ def test_a_run_names_its_task_however_it_is_named(
     run_dir = make_run(Path("logs/of-another-experiment"))
     checkpoint = add_checkpoint(run_dir, 3)
     for wanted in ("latest", run_dir.name[:8], str(run_dir), str(checkpoint)):
-        path = str(checkpoint if wanted == str(checkpoint) else run_dir)
         typed = ["--plain", f"--resume={wanted}", "--seed", "5", "--dry-run"]
-        found, config, resume = configure(typed)
-        assert resume
-        assert found.name == TASK
-        assert (resume.path, resume.run_dir) == (Path(path), run_dir)
-        assert (resume.checkpoint, config.agent.seed) == (checkpoint, 5)
+        found, config, start = configure(typed)
+        assert (found.name, start.run_dir) == (TASK, run_dir)
+        assert (start.checkpoint, config.agent.seed) == (checkpoint, 5)
     (run_dir / "run.json").write_text("{}")
     for wanted in ("latest", str(run_dir)):
         with pytest.raises(UserError, match=r"names no task|there is no run"):

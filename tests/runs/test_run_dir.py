@@ -116,7 +116,7 @@ def test_what_words_meant_at_first_is_not_looked_up_anew(
     add_checkpoint(run_dir, 4)
     _, _, learned = config_of(*fork)
     assert learned
-    assert (learned.path, learned.iteration) == (Path("d"), 4)
+    assert (learned.run_dir, learned.iteration) == (Path("d"), 4)
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "checkpoints", "task", "metrics.csv"])

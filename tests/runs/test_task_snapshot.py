@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from mjfleet.errors import UserError
+from mjfleet.registry import Registry
 from mjfleet.rl.checkpoint_files import pack_checkpoint
 from mjfleet.runs import task_snapshot
 from mjfleet.runs.own_runs import add_note
-from mjfleet.runs.task_snapshot import changes_since, own_snapshot, read_code
+from mjfleet.runs.read_facts import read_code_facts
+from mjfleet.runs.start import decide_code
+from mjfleet.runs.task_snapshot import changes_since, read_code, snapshot_of
 
 from ..conftest import Output, Run, copy_task, only_run
 
@@ -71,7 +74,8 @@ def test_code_of_ones_own_run_is_used_as_it_was(folder: Path, tmp_path: Path) ->
     assert changes
     assert "model_1.pt: env.py, odd\\x1b.xml; `diff -r " in changes
     for source in (checkpoint, tmp_path / "run"):
-        was = own_snapshot(source, "arm").folder
+        was = snapshot_of(source).folder
+        assert was
         assert (was / "env.py").read_text().endswith("x = 1\n")
         assert (was / "meshes" / "hand.stl").read_bytes() == b"\0\1\2"
 
@@ -88,7 +92,8 @@ def test_a_bundled_task_that_the_code_imports_belongs_to_it(
         env.write("from .pole.env import Pole\nfrom .hand import Hand\n")
     monkeypatch.setattr(task_snapshot, "bundled_tasks", lambda: bundled)
     checkpoint = keep(folder, tmp_path / "run")
-    was = own_snapshot(checkpoint, "arm").folder
+    was = snapshot_of(checkpoint).folder
+    assert was
     assert {*read_code(folder).files} - {"env.py", "meshes/hand.stl", "hand.py"} == {"pole/env.py"}
     assert changes_since(checkpoint, folder) is None
     (bundled / "pole" / "env.py").write_text("x = 2\n")
@@ -106,8 +111,7 @@ def test_other_code_is_refused(folder: Path, tmp_path: Path) -> None:
     (kept,) = (tmp_path / "run" / "task").iterdir()
 
     def refused(message: str) -> None:
-        with pytest.raises(UserError, match=message):
-            own_snapshot(checkpoint, "arm", is_asked=True)
+        assert message in snapshot_of(checkpoint).why_none
 
     (kept / "env.py").write_text("import os\n")
     refused("is not as it was")
@@ -126,9 +130,12 @@ def test_code_of_somebody_else_runs_only_if_it_is_asked_for(
     (kept / "__pycache__").mkdir()
     (kept / "__pycache__" / "env.cpython-311.pyc").write_bytes(b"")
     shutil.rmtree(state)
+    facts = read_code_facts(Registry(), "arm", checkpoint, False)
     with pytest.raises(UserError, match="this installation did not begin the run"):
-        own_snapshot(checkpoint, "arm")
-    was = own_snapshot(checkpoint, "arm", is_asked=True).folder
+        decide_code("fork", False, "typed", facts)
+    was, (note,) = decide_code("fork", True, "typed", facts)
+    assert was
+    assert f"the code is {was}, as it was when {checkpoint} was trained" in note
     assert {path.name for path in was.iterdir()} == {"env.py", "meshes"}
 
 
@@ -136,8 +143,7 @@ def test_an_incomplete_snapshot_is_refused(folder: Path, tmp_path: Path) -> None
     (folder / "assets").symlink_to("/etc")
     checkpoint = keep(folder, tmp_path / "run")
     assert changes_since(checkpoint, folder) is None
-    with pytest.raises(UserError, match="it lacks assets"):
-        own_snapshot(checkpoint, "arm")
+    assert "it lacks assets" in snapshot_of(checkpoint).why_none
 
 
 def test_commands_say_that_the_code_has_changed_and_use_it_as_it_was(

@@ -15,7 +15,8 @@ from packaging.version import Version
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.submit.command import SAVE_SECONDS
 
-from ..conftest import REPOSITORY, Refusal
+from ..conftest import REPOSITORY, Refusal, Run, only_run
+from ..runs.test_failed_resume import edit, write_task
 
 TASK = "cartpole-balance"
 SMALL = [TASK, "--gpu-ids", "None", "--env.num-envs", "8", "--agent.max-iterations", "2"]
@@ -225,6 +226,21 @@ def test_a_task_of_skypilot_keeps_its_runs_in_the_volume(printed: Any) -> None:
     check_shell(task["setup"])
     check_shell(task["run"].replace(". .venv", "# .venv"))
     assert "torchrun" not in task["run"]
+
+
+@pytest.mark.parametrize("typed", [(), ("--as-trained",)], ids=["", "typed"])
+def test_a_fork_is_planned_with_the_task_of_today(
+    printed: Any, run: Run, tmp_path: Path, typed: tuple[str, ...]
+) -> None:
+    edit(task := write_task(tmp_path))
+    assert run("train", "mine-balance", *SMALL[1:]).returncode == 0
+    run_dir = str(only_run(tmp_path, "mine-balance"))
+    edit_config = (task / "config.py").read_text()
+    (task / "config.py").write_text(f"{edit_config}\nprint('the task of today')\n")
+    fork = ("train", "mine-balance", "--resume", run_dir, "--fork", *typed)
+    script = printed("slurm", "--", *fork, "--agent.max-iterations", "4")
+    assert "the task of today" in script
+    assert "as it was when" not in script
 
 
 @pytest.mark.parametrize(

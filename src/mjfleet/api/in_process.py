@@ -27,7 +27,7 @@ from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.checkpoint_files import read_checkpoint
 from mjfleet.rl.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
-from mjfleet.runs.starting_point import begin_from, with_teacher
+from mjfleet.runs.named_run import networks_of, with_teacher
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.worker.near_cores import use_near_cores
 from mjfleet.worker.torch_settings import apply_settings
@@ -130,7 +130,7 @@ def iterate(
     with ExitStack() as stack:
         found, chosen, devices = _choose(task, name, config, changes)
         chosen = with_teacher(chosen)
-        start, chosen = begin_from(chosen) if chosen.init_from else (None, chosen)
+        networks = Path(networks_of(chosen).checkpoint) if chosen.init_from else None
         plan = plan_size(found, chosen, devices, {})
         device, config, threads = plan.device, plan.config, plan.threads
         if config.numa == "auto":
@@ -142,9 +142,8 @@ def iterate(
         env = build_env(found, config, plan.engine, device, threads, group_size=size)
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # Training changes it.
         runner = Runner(env, config.agent, device, threads, found.load)
-        if start:
-            state = read_checkpoint(start.policy)
-            take_networks(runner, start.policy, state, str(config.init_from))
+        if networks:
+            take_networks(runner, networks, read_checkpoint(networks), str(networks))
         runner.alg.begin()
         checkpointer = Checkpointer(runner, found.name, None, keep=None)
         for row in runner.iterations(lambda: None):

@@ -1,35 +1,41 @@
 """The command `train`, also `mjfleet train` and `python -m mjfleet.cli.train`."""
 
+import json
 import os
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from mjfleet.cli.decide_on_rank_0 import Chosen, choose_on_rank_0
 from mjfleet.cli.help import print_help
 from mjfleet.cli.run_command import run_and_exit
-from mjfleet.cli.start import Sources, find_code, find_sources, read_start, start_from
-from mjfleet.config import TrainConfig
+from mjfleet.config import LaunchConfig, TrainConfig, from_dict, to_dict
 from mjfleet.config.field_kinds import Kind
-from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, typed_fields
+from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known, typed_fields
 from mjfleet.config.train_config import field_kinds
 from mjfleet.config.unused_fields import refuse_unused
 from mjfleet.config.validation import is_class_path
-from mjfleet.errors import UserError
-from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover
-from mjfleet.runs.config_yaml import from_file, read_config, task_of
-from mjfleet.runs.own_runs import note_of, tasks_dir_of
-from mjfleet.runs.resume_choice import check_task
-from mjfleet.runs.run_json import is_group
-from mjfleet.runs.starting_point import INIT_STD, with_teacher
-from mjfleet.runs.task_snapshot import is_snapshot
+from mjfleet.errors import UserError, WorkerError
+from mjfleet.launch.host_environment import without_values
+from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
+from mjfleet.runs.attempts import config_of, record_failed_start
+from mjfleet.runs.config_yaml import from_file, read_config
+from mjfleet.runs.named_run import networks_of, with_teacher
+from mjfleet.runs.own_runs import note_of
+from mjfleet.runs.read_facts import again_of, read_facts
+from mjfleet.runs.run_json import RECORD_FILE
+from mjfleet.runs.run_lock import RunLock
+from mjfleet.runs.start import INIT_STD, NEW, Start, compare, decide
+from mjfleet.runs.task_snapshot import changes_since, is_snapshot
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
 
+Chosen = tuple[FoundTask, TrainConfig, Start]
+"""A task, what is to be trained, and where that starts."""
 UNUSED = ("log_root", "init_from")  # Fields without effect where a run continues.
 EXCLUSIVE = {
     "total_envs": ("env.num_envs", "for all workers or for each"),
@@ -45,106 +51,182 @@ def main() -> None:
 
 
 def train(arguments: Sequence[str]) -> int:
-    """Parse the arguments and train; return the exit code."""
+    """Parse the arguments and train; return the exit code.
+
+    Raises:
+        UserError: a mistake of the user's.
+        WorkerError: the same where the command was started again, which is a fault.
+    """
     os.environ.update(torchrun_variables(os.environ))
     task, flags = _split_task(arguments)
     if not arguments or {*HELP, LIST_FLAGS} & set(flags):
         _print_help(task, flags or ["--help"])
         return 0 if arguments else 2
-    rank, start = Rank.from_environ(os.environ), read_start(flags)
-    if rank is None or start.dry_run:
-        found, config, resume = configure(arguments)
-    elif not start.run_dir and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
-        raise UserError(
-            "torchrun is to start these workers again after a failure: add --run-dir DIR, in which "
-            "they begin and then continue; without it they would begin anew."
-        )
-    else:
-        found, config, resume = choose_on_rank_0(rank, start, partial(configure, arguments))
+    rank, typed_run = Rank.from_environ(os.environ) or Rank(), read_typed_run(flags)
+    locks = list[RunLock]()
+    try:
+        return _train(rank, typed_run, arguments, locks)
+    except UserError as error:
+        mistake = str(error)
+    for lock in locks:
+        lock.close()
+    argv, run_dir = ["train", *without_values(arguments)], Path(typed_run.run_dir or "")
+    again = again_of(run_dir if typed_run.run_dir else None, argv, os.environ)
+    if again == "typed" or typed_run.dry_run:
+        raise UserError(mistake)
+    if typed_run.run_dir and rank.rank == 0 and (run_dir / RECORD_FILE).exists():
+        record_failed_start(run_dir, argv, mistake, again == "restart")
+    raise WorkerError(f"error: {mistake}")
+
+
+def _train(
+    rank: Rank, typed_run: LaunchConfig, arguments: Sequence[str], locks: list[RunLock]
+) -> int:
+    """Train as `train` does; UserError also where the command was started again."""
+    choose = partial(configure, arguments, locks)
+    is_alone = rank.world_size == 1 or typed_run.dry_run
+    found, config, start = choose() if is_alone else _choose_on_rank_0(rank, typed_run, choose)
     # Help does not wait for these imports.
-    group = resume if resume and is_group(resume.path) else None
-    if group or config.seeds:
+    if start.is_group:
         from mjfleet.groups.seeds import train_seeds
 
-        return train_seeds(found, config, arguments, group)
+        return train_seeds(found, config, arguments, start)
     if config.per_run is not None:
         raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
     from mjfleet.launch.launch_training import launch_training
 
-    return launch_training(found, config, resume, arguments)
+    return launch_training(found, config, start, arguments, locks)
 
 
-def configure(arguments: Sequence[str]) -> Chosen:
-    """Return the task, what is to be trained, and the run or group from which that starts.
+def read_typed_run(flags: Sequence[str]) -> LaunchConfig:
+    """Read the flags of the launch; those of the task and the agent are not looked at.
 
-    A run that continues is locked.
+    Raises:
+        UserError: two of them contradict each other, or a value is not allowed.
+    """
+    typed_run, _ = parse_known(LaunchConfig, flags, "train")
+    resume, run_dir = typed_run.resume, typed_run.run_dir
+    if resume is None and typed_run.fork:
+        raise UserError("--fork begins a run from another one's checkpoint: add --resume RUN.")
+    if resume is None and typed_run.as_trained and run_dir is None:
+        raise UserError("--as-trained: add --resume RUN or --run-dir DIR, whose code is used.")
+    for flag, value in (("--config", typed_run.config), ("--init-from", typed_run.init_from)):
+        if value is not None and resume is not None:
+            raise UserError(
+                f"{flag} and --resume: give one; a run that continues has its own configuration "
+                "and networks."
+            )
+    if resume is not None and run_dir is not None and not typed_run.fork:
+        raise UserError(
+            f"--resume continues {resume} in its own directory: leave out --run-dir, or add --fork "
+            "to begin a run of its own there."
+        )
+    has_restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if has_restarts and run_dir is None and Rank.from_environ(os.environ) and not typed_run.dry_run:
+        raise UserError(
+            "torchrun is to start these workers again after a failure: add --run-dir DIR, in which "
+            "they begin and then continue; without it they would begin anew."
+        )
+    return typed_run
+
+
+def configure(arguments: Sequence[str], locks: list[RunLock] | None = None) -> Chosen:
+    """Return the task, what is to be trained, and where that starts.
+
+    The lock of a run that continues is added to `locks`, if they are given.
 
     Raises:
         UserError: the arguments contradict each other, or name what does not exist.
     """
     task, flags = _split_task(arguments)
-    start, typed = read_start(flags), typed_fields(flags)
-    sources = find_sources(start, task)
-    origin, file = sources.origin, read_config(start.config, task=task) if start.config else {}
-    task = task or (origin.task if origin else start.config and task_of(start.config))
-    if not task:
-        if sources.present:
-            raise UserError(
-                f"--run-dir {sources.present.path}: the run there has no checkpoint and begins "
-                "anew: type the whole command, with the task."
-            )
-        raise UserError(
-            "the task comes first: `train <task> ...`, unless the file of --config or the run of "
-            "--resume or --run-dir names it. `train --help` lists tasks."
-        )
-    place = Path(start.config).parent if start.config else origin and origin.run_dir
-    registry = discover(os.environ, start.tasks_dir or (place and tasks_dir_of(place)))
-    found = find_code(registry, task, sources)
-    if origin:
-        check_task(origin, found.name, "--run-dir " if sources.is_continued else "--resume ")
-    default = _recorded(found, sources, file, typed)
+    typed_run, typed = read_typed_run(flags), typed_fields(flags)
+    file = read_config(typed_run.config, task=task) if typed_run.config else {}
+    if file.get("seeds") and not typed_run.seeds:
+        typed_run = replace(typed_run, seeds=file["seeds"])
+    argv = ["train", *without_values(arguments)]
+    locks = [] if locks is None else locks
+    registry, facts = read_facts(typed_run, task or "", argv, os.environ, locks)
+    start, task = decide(typed_run, facts), facts.code.task
+    found = find_task(task, start.code) if start.code else registry.find(task)
+    recorded, default = _under_the_flags(typed_run, start, found, file, typed)
     config = parse_flags(TrainConfig, flags, f"train {found.name}", default)
     if "seeds" in typed and not config.seeds:
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")
     if len(config.seeds) > 1 and "agent.seed" in typed:
         raise UserError("--seeds, which names the seeds, and --agent.seed: give one.")
     # Groups and the Python API give what does not count in a file beside it, whether used or not.
-    kinds = field_kinds() if start.config else {}
+    kinds = field_kinds() if typed_run.config else {}
     refuse_unused(config.agent, [n for n in typed if kinds.get(n) is not Kind.PLACEMENT])
     config = settle(found, config, typed.__contains__)
-    if sources.is_continued and sources.start.teacher != config.teacher:
-        config = replace(config, teacher=None)  # The run has it in its configuration.
-    config = with_teacher(config, sources.start.teacher)
+    if start.kind.startswith("continue"):
+        # The run has these in its configuration.
+        config = replace(config, init_from=facts.init_from or config.init_from)
+        config = replace(config, teacher=None if facts.teacher else config.teacher)
+    config = with_teacher(config, facts.teacher)
     if config.init_from and INIT_STD in typed:
         flag = INIT_STD.replace("_", "-")
         raise UserError(f"--{flag} and --init-from: give one; the policy has begun there.")
+    if config.init_from and start.kind.startswith("new"):
+        parent = start.parent or networks_of(config, facts.init_from)
+        checkpoint = start.checkpoint or Path(parent.checkpoint)
+        start = replace(start, checkpoint=checkpoint, parent=parent)
+        config = replace(config, init_from=parent.checkpoint)
     found.check_packages()
     agent = config.agent
     need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
-    if start.dry_run and any(map(is_class_path, agent.classes)):
+    if typed_run.dry_run and any(map(is_class_path, agent.classes)):
         from mjfleet.rl.build_algorithm import load_classes
 
         load_classes(agent, found.load)
-    if (origin and is_group(origin.path)) or (origin is None and config.seeds):
-        return found, config, origin
-    if config.seeds:
-        raise UserError(f"--seeds is for several runs, and {start.run_dir or start.resume} is one.")
-    return found, *start_from(sources, found, config)
+    changes = None
+    if start.checkpoint and start.iteration != 0:
+        changes = changes_since(start.checkpoint, found.folder)
+    return found, config, compare(start, config, recorded, changes)
 
 
-def _recorded(
-    found: FoundTask, sources: Sources, file: dict[str, Any], typed: Set[str]
-) -> TrainConfig:
-    """Return a task's configuration with that of the run of origin, then with the --config file."""
-    config, origin, path = found.defaults(), sources.origin, sources.start.config
-    if origin and origin.run_dir:
-        flag = "--run-dir" if sources.is_continued else "--resume"
-        name, note = f"{flag} {origin.path}: its config.yaml", note_of(origin.run_dir)
-        config = from_file(found, origin.config, name, note, {*typed, *UNUSED}.__contains__)
-    if path is not None:
-        note = note_of(Path(path).parent)
-        config = from_file(found, file, f"--config {path}", note, typed.__contains__, config)
-    return config
+def _under_the_flags(
+    typed_run: LaunchConfig,
+    start: Start,
+    found: FoundTask,
+    file: dict[str, Any],
+    typed: Set[str],
+) -> tuple[TrainConfig, TrainConfig]:
+    """Return the configuration of the run at the start, and what counts of it and of --config."""
+    recorded = config = found.defaults()
+    if start.base:
+        path = str(config_of(start.base, start.checkpoint if start.kind == "fork" else None))
+        data = read_config(path, path)
+        flag = "--run-dir" if typed_run.run_dir and start.kind != "fork" else "--resume"
+        name, given = f"{flag} {start.base}: its config.yaml", {*typed, *UNUSED}.__contains__
+        config = from_file(found, data, name, note_of(start.base), given)
+        recorded = from_dict(recorded, data)
+    if typed_run.config is not None:
+        note, name = note_of(Path(typed_run.config).parent), f"--config {typed_run.config}"
+        config = from_file(found, file, name, note, typed.__contains__, config)
+    return recorded, config
+
+
+def _choose_on_rank_0(rank: Rank, typed_run: LaunchConfig, choose: Callable[[], Chosen]) -> Chosen:
+    """Return what rank 0 chooses. The others use the task in their own folders, if it is there.
+
+    Raises:
+        UserError: rank 0 has found a mistake of the user's.
+        WorkerError: rank 0 has failed, or a worker has not come.
+    """
+    from mjfleet.worker.under_torchrun import decided_by_rank_0, meeting_store
+
+    def decide() -> str:
+        found, config, start = choose()
+        place = {"task": found.name, "folder": str(found.folder)}
+        return json.dumps({**place, "config": to_dict(config), "start": to_dict(start)})
+
+    timeout = timedelta(seconds=typed_run.collective_timeout)
+    chosen = json.loads(decided_by_rank_0(meeting_store(rank), rank, decide, timeout))
+    task, folder = chosen["task"], Path(chosen["folder"])
+    is_own = rank.rank > 0 and not is_snapshot(folder)
+    own = discover(os.environ, typed_run.tasks_dir).tasks.get(task) if is_own else None
+    found = own or find_task(task, folder)
+    return found, from_dict(found.defaults(), chosen["config"]), from_dict(NEW, chosen["start"])
 
 
 def _split_task(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -183,15 +265,16 @@ def settle(found: FoundTask, config: TrainConfig, is_given: Callable[[str], bool
 
 def _print_help(task: str | None, flags: Sequence[str]) -> None:
     """Print the common flags and a task's own; all of them with --help-all and LIST_FLAGS."""
-    start = read_start(flags)
-    registry = discover(os.environ, start.tasks_dir)
+    typed_run = read_typed_run(flags)
+    registry = discover(os.environ, typed_run.tasks_dir)
     if task is None:
         default, prog, text = TrainConfig(), "train <task>", _tasks(registry)
     else:
         found = registry.find(task)
         default, prog, text = found.defaults(), f"train {task}", found.task.summary
-        if start.config:
-            data, name = read_config(start.config, task=task), f"--config {start.config}"
+        if typed_run.config:
+            data = read_config(typed_run.config, task=task)
+            name = f"--config {typed_run.config}"
             default = from_file(found, data, name)
     if {"-h", "--help"} & set(flags):
         print_help(default, prog, text)

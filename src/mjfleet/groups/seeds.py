@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.rank_seed import seeds_apart, shared_seed
@@ -19,10 +20,10 @@ from mjfleet.launch.launch_plan import describe, new_folder
 from mjfleet.launch.launch_training import plan_here, resume_command
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.registry import FoundTask
-from mjfleet.runs.config_yaml import differences
-from mjfleet.runs.resume_choice import Resume
-from mjfleet.runs.run_json import GROUP_FILE
-from mjfleet.runs.starting_point import begin_from
+from mjfleet.runs.attempts import CONFIG_FILE
+from mjfleet.runs.config_yaml import differences, read_config
+from mjfleet.runs.run_json import GROUP_FILE, record_of
+from mjfleet.runs.start import Start
 from mjfleet.utils.console import print_line
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
 
@@ -30,22 +31,19 @@ SEEDS_KIND = "seeds"  # The kind of group, in group.json.
 ONE_EACH = "or train each seed by a command of its own, with --agent.seed and all its workers."
 
 
-def train_seeds(
-    found: FoundTask, config: TrainConfig, argv: Sequence[str], group: Resume | None
-) -> int:
+def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str], start: Start) -> int:
     """Train a seed group; return the exit code.
 
-    `config` is what all runs have in common; `group` continues, None begins one. UserError if a
-    value does not fit this machine, or changes what the group learns, or all runs were refused: of
-    a new group, nothing is left then.
+    `config` is what all runs have in common. UserError if a value does not fit this machine, or
+    changes what the group learns, or all runs were refused: of a new group, nothing is left then.
     """
-    config = group_config(config, group, ONE_EACH)
+    config, group = group_config(config, ONE_EACH), start.run_dir
     seeds = _recorded_seeds(found, config, group) if group else None
     number = len(seeds) if seeds else count_seeds(config)
     shares = divide_devices(config, os.environ, number, config.per_run)
     seeds = seeds or _seeds_of(config, shares[0].workers)
     members = [Member(f"seed_{seed}", ("--agent.seed", str(seed))) for seed in seeds]
-    folder = group.path if group else new_folder(config, datetime.now())
+    folder = group or new_folder(config, datetime.now())
     first = replace(
         config,
         agent=replace(config.agent, seed=seeds[0]),
@@ -61,9 +59,10 @@ def train_seeds(
             print_line(f"{member.name + ':':<25}{how}")
         print_line(f"\nthe first one:\n\n{describe(plan)}")
         return 0
-    with closing(GroupFolder(found, config, group and group.path)) as group_folder:
+    with closing(GroupFolder(found, config, group)) as group_folder:
         recorded = {f"seed_{seed}": {"seed": seed} for seed in seeds}
-        group_folder.begin(config, ["train", *argv], {}, kind=SEEDS_KIND, members=recorded)
+        entries = {"kind": SEEDS_KIND, "members": recorded}
+        group_folder.begin(config, ["train", *argv], {}, start.parent, **entries)
         folder, waiting = group_folder.path, list(members)
         print_line(f"seed group: {folder}")
 
@@ -95,7 +94,7 @@ def _common_mistake(members: Sequence[Member]) -> str:
     return begun[0].cause if {member.status for member in begun} == {"refused"} else ""
 
 
-def group_config(config: TrainConfig, group: Resume | None, otherwise: str) -> TrainConfig:
+def group_config(config: TrainConfig, otherwise: str) -> TrainConfig:
     """Return what the runs of a group have in common, with the variables of --env-var set here.
 
     UserError, which ends with what to do `otherwise`, if workers are on other hosts or something
@@ -107,11 +106,7 @@ def group_config(config: TrainConfig, group: Resume | None, otherwise: str) -> T
             "the runs of a group share one machine, and are started by this command: leave out "
             f"--hosts, torchrun and srun, {otherwise}"
         )
-    config = replace(config, env_var=take_variables(config.env_var, os.environ))
-    if group:
-        return replace(config, run_dir=None)
-    # `latest` means the same run for all.
-    return begin_from(config)[1] if config.init_from else config
+    return replace(config, env_var=take_variables(config.env_var, os.environ))
 
 
 def count_seeds(config: TrainConfig) -> int:
@@ -128,22 +123,21 @@ def _seeds_of(config: TrainConfig, workers: int) -> Sequence[int]:
     return seeds_apart(config.agent.seed, count_seeds(config), workers)
 
 
-def _recorded_seeds(found: FoundTask, config: TrainConfig, group: Resume) -> list[int]:
+def _recorded_seeds(found: FoundTask, config: TrainConfig, group: Path) -> list[int]:
     """Return the seeds of a group; UserError if it is another kind, or is to learn otherwise."""
-    if (kind := group.record.get("kind")) != SEEDS_KIND:
-        raise UserError(f"{group.path} is no seed group: continue it by `mjfleet {kind} --resume`.")
-    if config.fork:
-        raise UserError(f"--fork: {group.path} is a seed group: fork each of its runs alone.")
-    recorded = from_dict(found.defaults(), group.config)
+    record, file = record_of(group), str(group / CONFIG_FILE)
+    if (kind := record.get("kind")) != SEEDS_KIND:
+        raise UserError(f"{group} is no seed group: continue it by `mjfleet {kind} --resume`.")
+    recorded = from_dict(found.defaults(), read_config(file, file))
     if wrong := [n for n in differences(config, recorded) if not continues_in_place(n)]:
         raise UserError(
-            f"--{wrong[0].replace('_', '-')} changes what the runs of {group.path} learn: train a "
+            f"--{wrong[0].replace('_', '-')} changes what the runs of {group} learn: train a "
             "new group, or --fork one of its runs."
         )
-    seeds = [one.get("seed") for one in group.record.get("members", {}).values()]
+    seeds = [one.get("seed") for one in record.get("members", {}).values()]
     if not seeds or not all(type(seed) is int for seed in seeds):
-        raise UserError(f"{group.path}: its {GROUP_FILE} names no seeds.")
+        raise UserError(f"{group}: its {GROUP_FILE} names no seeds.")
     typed = config.seeds
     if typed and (typed[0] != len(seeds) if len(typed) == 1 else {*typed} != {*seeds}):
-        raise UserError(f"--seeds: {group.path} has the seeds {seeds}; leave it out.")
+        raise UserError(f"--seeds: {group} has the seeds {seeds}; leave it out.")
     return seeds

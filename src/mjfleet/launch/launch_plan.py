@@ -14,7 +14,7 @@ from mjfleet.launch.devices import Devices, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
 from mjfleet.launch.log_directory import log_directory, log_name
 from mjfleet.registry import FoundTask
-from mjfleet.runs.resume_choice import Resume
+from mjfleet.runs.start import NEW, Again, Start
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
@@ -42,6 +42,7 @@ class LaunchPlan:
     engine: Literal["warp", "native"]
     continues: bool  # Whether the run directory is that of an earlier run, which continues.
     checkpoint: Path | None  # Where training continues from; None: it begins.
+    again: Again  # Who has started the command.
     notes: tuple[str, ...]  # About these decisions, for the user.
     run_dir: Path = Path()
     task_hash: str = ""  # Hash of the task's code, once the run directory has a copy.
@@ -110,7 +111,7 @@ class LaunchPlan:
     def record(self) -> dict[str, Any]:
         """Return the plan's entries in run.json."""
         agent = self.config.agent
-        left_out = ("config", "task_hash", "attempt", "hosts")  # These are recorded elsewhere.
+        left_out = ("config", "task_hash", "attempt", "again", "hosts")  # Recorded elsewhere.
         return {name: value for name, value in asdict(self).items() if name not in left_out} | {
             "workers": self.workers(),
             "threads": self.threads,
@@ -126,11 +127,11 @@ def make_plan(
     config: TrainConfig,
     hosts: Sequence[Devices],
     environ: Mapping[str, str],
-    resume: Resume | None = None,
+    start: Start = NEW,
 ) -> LaunchPlan:
     """Decide which worker runs where, with what.
 
-    One host that is called LOCALHOST is this one alone. `resume` is the run that continues, if any.
+    One host that is called LOCALHOST is this one alone.
 
     Raises:
         UserError: devices, threads, environments, engine or backend do not fit each other.
@@ -156,10 +157,11 @@ def make_plan(
         rank=outer or Rank(),
         backend=choose_backend(config, first) if world_size > 1 else None,
         engine=engine if config.engine == "auto" else config.engine,
-        continues=bool(resume and resume.run_dir),
-        checkpoint=resume.checkpoint if resume else None,
-        notes=(*_notes(config, hosts, world_size), *(resume.notes if resume else ())),
-        run_dir=(resume and resume.run_dir) or Path(),
+        continues=start.run_dir is not None,
+        checkpoint=start.checkpoint,
+        again=start.again,
+        notes=(*_notes(config, hosts, world_size), *start.notes),
+        run_dir=start.run_dir or Path(),
     )
 
 

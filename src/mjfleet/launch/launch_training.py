@@ -10,7 +10,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from mjfleet.config import TrainConfig
+from mjfleet.config import LaunchConfig, TrainConfig
+from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_devices
 from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
@@ -21,44 +22,59 @@ from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.launch.total_steps import limit_steps
 from mjfleet.registry import FoundTask, find_task
-from mjfleet.runs.attempts import undone_checkpoint
+from mjfleet.runs.attempts import record_failed_start
 from mjfleet.runs.checkpoints import INIT
-from mjfleet.runs.resume_choice import Resume
+from mjfleet.runs.read_facts import read_facts
 from mjfleet.runs.run_directory import Attempt, RunDirectory, finish_complete, refuse_written
 from mjfleet.runs.run_json import read_record
-from mjfleet.runs.run_lock import lock_run
-from mjfleet.runs.task_snapshot import code_of_restart
-from mjfleet.utils.console import print_line
+from mjfleet.runs.run_lock import RunLock
+from mjfleet.runs.start import NEW, Start, decide
+from mjfleet.runs.task_snapshot import read_code, snapshot_folder
+from mjfleet.utils.console import print_error, print_line
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 
 
 def launch_training(
-    found: FoundTask, config: TrainConfig, resume: Resume | None, arguments: Sequence[str]
+    found: FoundTask,
+    config: TrainConfig,
+    start: Start,
+    arguments: Sequence[str],
+    locks: list[RunLock],
 ) -> int:
     """Train until the run has ended for good; return the exit code.
 
-    With --dry-run the plan is printed and nothing is run. `resume` is the run that continues, if
-    one does; the arguments are for the run's record.
+    With --dry-run the plan is printed and nothing is run. The arguments are for the run's record.
+    `locks` holds the lock of a run that continues, if it was ever locked.
 
     Raises:
         UserError: a value does not fit the others or this machine, or the run directory cannot be
-            written.
+            written. On rank 0, that is a failed attempt of a run whose command was started again.
         WorkerError: workers that torchrun has started again do not find each other.
     """
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
+    argv, run_dir, again = ["train", *without_values(arguments)], start.run_dir, start.again
+    is_first, starts_again = (Rank.from_environ(os.environ) or Rank()).rank == 0, False
     while True:
-        code, plan = _attempt(found, config, resume, arguments)
-        if plan is None:
-            return code
-        config, run_dir = plan.config, plan.run_dir
+        try:
+            if starts_again and run_dir:
+                found, start = _restart(found, run_dir, locks)
+            code, plan = _attempt(found, config, start, argv, locks)
+            if plan is None:
+                return code
+            config, run_dir = plan.config, plan.run_dir
+        except UserError as error:
+            if again == "typed" or run_dir is None or not is_first:
+                raise
+            print_error(f"error: {error}")
+            for lock in locks:
+                lock.close()
+            record_failed_start(run_dir, argv, str(error), again != "same")
+            code = FAILED
         if code == FAILED and config.max_restarts:
             code = wait_for_restart(run_dir, config.max_restarts)
             if code is None:
-                # The task as the run has trained it, whatever has been edited since.
-                folder = code_of_restart(run_dir.absolute(), found.folder)
-                found = found if folder == found.folder else find_task(found.name, folder)
-                resume = _where_it_was(found.name, run_dir)
+                again, starts_again = "restart", True
                 continue
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
@@ -66,16 +82,27 @@ def launch_training(
         return code
 
 
-def _where_it_was(task: str, run_dir: Path) -> Resume:
-    """Lock a run and return where it continues after a fault."""
-    lock = lock_run(run_dir)
-    path = undone_checkpoint(run_dir) or run_dir
-    resume = Resume(path=path, task=task, run_dir=run_dir, lock=lock, is_restart=True)
-    return resume.with_checkpoint()
+def _restart(found: FoundTask, run_dir: Path, locks: list[RunLock]) -> tuple[FoundTask, Start]:
+    """Lock a run; return its task as the last attempt had it, and where it continues."""
+    locks.clear()
+    typed_run = LaunchConfig(resume=str(run_dir))
+    _, facts = read_facts(typed_run, found.name, [], os.environ, locks, found)
+    if facts.code.copy.folder:  # This process has trained with it, even if it could not note that.
+        copy = replace(facts.code.copy, owner="own")
+        facts = replace(facts, code=replace(facts.code, copy=copy))
+    start = decide(typed_run, facts)
+    code = snapshot_folder(run_dir, read_code(found.folder).hash)
+    if start.code and start.code != code:
+        found = find_task(found.name, start.code)
+    return found, start
 
 
 def _attempt(
-    found: FoundTask, config: TrainConfig, resume: Resume | None, arguments: Sequence[str]
+    found: FoundTask,
+    config: TrainConfig,
+    start: Start,
+    argv: Sequence[str],
+    locks: Sequence[RunLock],
 ) -> tuple[int, LaunchPlan | None]:
     """Train once; return the exit code, and the plan if this process opened the run directory."""
     with ExitStack() as stack:
@@ -87,16 +114,15 @@ def _attempt(
                 started = outer.local_world_size if outer else None
                 hosts = [choose_devices(config, os.environ, started=started)]
             else:
-                is_restart = bool(resume and resume.is_restart)
-                reached = reach_hosts(names, found, config, is_restart)
+                reached = reach_hosts(names, found, config, start.is_restart)
                 connections, hosts = stack.enter_context(reached)
-            plan = plan_size(found, config, hosts, os.environ, resume)
+            plan = plan_size(found, config, hosts, os.environ, start)
             is_first, total = plan.rank.rank == 0, plan.config.agent.max_iterations
-            if resume and (resume.iteration or 0) >= total and not config.dry_run:
+            if start.checkpoint and (start.iteration or 0) >= total and not config.dry_run:
                 if is_first:
-                    if resume.run_dir:
-                        finish_complete(resume.run_dir)
-                    print_line(_why_done(resume, plan.config))
+                    if start.run_dir:
+                        finish_complete(start.run_dir)
+                    print_line(_why_done(start, plan.config))
                 return 0, None
             plan = name_files(plan, os.environ, datetime.now())
             if config.run_dir and is_first and not plan.continues:
@@ -109,7 +135,7 @@ def _attempt(
                 connections = stack.enter_context(HostConnections(names, config))
             run_dir = None
             if is_first:
-                plan, run_dir = _create_run_dir(plan, found, arguments, resume)
+                plan, run_dir = _create_run_dir(plan, found, argv, start, locks)
                 for line in (f"run directory: {plan.run_dir}", *plan.notes):
                     print_line(line)
                 if plan.checkpoint:
@@ -132,50 +158,43 @@ def plan_size(
     config: TrainConfig,
     hosts: Sequence[Devices],
     environ: Mapping[str, str],
-    resume: Resume | None = None,
+    start: Start = NEW,
 ) -> LaunchPlan:
     """Return the plan with environments and iterations, see `make_plan`; it names no files yet.
 
     Raises:
         UserError: also if a worker's rollouts cannot be learned from.
     """
-    plan = make_plan(found, config, hosts, environ, resume)
+    plan = make_plan(found, config, hosts, environ, start)
     plan.config.check_rollouts()
-    return plan if plan.config.total_steps is None else limit_steps(plan, resume)
+    return plan if plan.config.total_steps is None else limit_steps(plan, start)
 
 
-def _why_done(resume: Resume, config: TrainConfig) -> str:
+def _why_done(start: Start, config: TrainConfig) -> str:
     """Return the message for a run that already has all its iterations, or more."""
-    done, total = resume.iteration, config.agent.max_iterations
+    done, total = start.iteration, config.agent.max_iterations
     length = f"--agent.max-iterations {total}"
     if config.total_steps is not None:
         length = f"--total-steps {config.total_steps}"
     return (
-        f"nothing is left to do: {resume.checkpoint} has {'all ' * (done == total)}{done} "
+        f"nothing is left to do: {start.checkpoint} has {'all ' * (done == total)}{done} "
         f"iterations; {length} is the total, not how many more: raise it to train further"
     )
 
 
 def _create_run_dir(
-    plan: LaunchPlan, found: FoundTask, arguments: Sequence[str], resume: Resume | None
+    plan: LaunchPlan,
+    found: FoundTask,
+    argv: Sequence[str],
+    start: Start,
+    locks: Sequence[RunLock],
 ) -> tuple[LaunchPlan, RunDirectory]:
     """Enter the attempt; a name that is taken becomes that of a later second."""
     when = datetime.now()
     while True:
-        attempt = Attempt(
-            task=plan.task,
-            task_folder=plan.task_folder,
-            config=plan.config,
-            defaults=found.defaults(),
-            argv=["train", *without_values(arguments)],
-            plan=plan.record(),
-            checkpoint=plan.checkpoint,
-            parent=resume.parent if resume else None,
-            continues=plan.continues,
-            is_restart=bool(resume and resume.is_restart),
-        )
+        attempt = Attempt(found, plan.config, argv, plan.record(), start)
         try:
-            run_dir = RunDirectory(plan.run_dir, attempt, plan.logs, resume and resume.lock)
+            run_dir = RunDirectory(plan.run_dir, attempt, plan.logs, locks[0] if locks else None)
             of_run = {"checkpoint": run_dir.checkpoint, "task_hash": run_dir.task_hash}
             return replace(plan, **of_run, attempt=run_dir.token), run_dir
         except FileExistsError:

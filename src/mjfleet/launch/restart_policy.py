@@ -35,7 +35,8 @@ def why_not(run_dir: Path, max_restarts: int) -> str | None:
     """Return why a run that has failed does not start again; None: it does.
 
     A fault that comes back in the same iteration would come back for ever. But a worker that was
-    killed before the first iteration, in two attempts, was only unlucky twice.
+    killed before the first iteration, in two attempts, was only unlucky twice. So was a command
+    that lacked memory or a file, where it had begun well before.
     """
     if not (attempts := read_record(run_dir).get("attempts")):
         return "its run directory is gone, or its run.json"
@@ -46,7 +47,7 @@ def why_not(run_dir: Path, max_restarts: int) -> str | None:
     if restarts >= max_restarts:
         return f"it was started again {restarts} times, all of --max-restarts"
     kind, iteration = last.get("kind"), last.get("iteration")
-    is_unlucky = kind in ("Killed", "Agent", "Lost") and not iteration
+    is_unlucky = kind in ("Killed", "Agent", "Lost", "UserError") and not iteration
     if last.get("is_restart") and not is_unlucky:
         before = attempts[-2]
         if (before.get("kind"), before.get("iteration")) == (kind, iteration):

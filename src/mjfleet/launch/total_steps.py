@@ -6,21 +6,21 @@ from dataclasses import replace
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.runs.checkpoints import counted
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
-from mjfleet.runs.resume_choice import Resume
+from mjfleet.runs.start import Start
 
 
-def limit_steps(plan: LaunchPlan, resume: Resume | None) -> LaunchPlan:
+def limit_steps(plan: LaunchPlan, start: Start) -> LaunchPlan:
     """Return the plan with the iterations that reach --total-steps, which must be set.
 
-    Steps and iterations before the checkpoint of `resume` count.
+    Steps and iterations before the checkpoint of `start` count.
     """
     total, iteration_steps = plan.config.total_steps, plan.steps_per_iteration
     assert total is not None
     iterations = steps = 0
-    if resume and resume.checkpoint and resume.iteration:
-        iterations, steps = resume.iteration, counted(resume.checkpoint, "total_steps") or 0
+    if start.checkpoint and start.iteration:
+        iterations, steps = start.iteration, counted(start.checkpoint, "total_steps") or 0
         if not steps:  # Checkpoints of earlier versions do not say it.
-            metrics = resume.checkpoint.absolute().parent.parent / METRICS_FILE
+            metrics = start.checkpoint.absolute().parent.parent / METRICS_FILE
             rows = read_rows(metrics, iterations)[1]
             steps = int(
                 (value(rows[-1], "total_steps") if rows else None) or iterations * iteration_steps

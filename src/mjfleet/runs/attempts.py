@@ -12,14 +12,16 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
-from mjfleet.errors import UserError
+from mjfleet.errors import UserError, WorkerError
 from mjfleet.runs.checkpoints import INIT, about, checkpoints_in, iteration_of, why_damaged
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
-from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.runs.run_json import RECORD_FILE, now, read_record
+from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.utils.safe_read import read_json
@@ -208,6 +210,25 @@ def end_killed(run_dir: Path, attempts: list[dict[str, Any]]) -> None:
     """Change the entry of a last attempt whose process was killed before it could record that."""
     if attempts and attempts[-1].get("status") == "running":
         attempts[-1] |= {"status": "killed", "iterations": completed_iterations(run_dir)}
+
+
+def record_failed_start(run_dir: Path, argv: Sequence[str], cause: str, is_restart: bool) -> None:
+    """Enter an attempt that has failed before it could start; WorkerError if that cannot be."""
+    try:
+        with closing(lock_run(run_dir)):
+            attempts = attempts_in(run_dir)
+            keep_earlier_layout(run_dir)
+            end_killed(run_dir, attempts)
+            undone = undone_checkpoint(run_dir)
+            this = {
+                "argv": list(argv), "started": now(), "ended": now(), "status": "failed",
+                "iterations": completed_iterations(run_dir), "is_restart": is_restart,
+                "checkpoint": undone and undone.name, TOKEN: token_hex(8), "is_undone": True,
+                "kind": "UserError", "cause": cause, "iteration": 0,
+            }  # fmt: skip
+            write_attempts(run_dir, [*attempts, this])
+    except (OSError, ValueError, UserError) as error:
+        raise WorkerError(f"error: {cause}\nNot recorded: {in_a_line(error)}") from None
 
 
 def remove(path: Path) -> None:

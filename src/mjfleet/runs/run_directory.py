@@ -5,16 +5,16 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from mjfleet.config import TrainConfig, to_dict
-from mjfleet.config.dict_conversion import value_at
+from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
+from mjfleet.registry import FoundTask
 from mjfleet.runs.attempts import (
     ATTEMPTS,
     CONFIG_FILE,
@@ -32,12 +32,12 @@ from mjfleet.runs.attempts import (
     write_pointer,
 )
 from mjfleet.runs.checkpoints import FINAL, INIT, checkpoints_in, name_also
-from mjfleet.runs.config_yaml import TEACHER, differences, placement_of, write_config
+from mjfleet.runs.config_yaml import differences, placement_of, write_config
 from mjfleet.runs.find_run import is_of_this_user
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
+from mjfleet.runs.named_run import Parent, begun_with
 from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
-from mjfleet.runs.resume_choice import Parent
 from mjfleet.runs.run_json import RECORD_FILE, now, read_record
 from mjfleet.runs.run_lock import (
     BRIEF_SECONDS,
@@ -47,6 +47,7 @@ from mjfleet.runs.run_lock import (
     is_locked,
     lock_run,
 )
+from mjfleet.runs.start import Start
 from mjfleet.runs.task_snapshot import FOLDER, TaskCode, keep, read_code, snapshot_folder
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line, print_error
@@ -66,20 +67,15 @@ last: without run.json it is no run."""
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Attempt:
     """An attempt to train, which is about to start."""
 
-    task: str
-    task_folder: Path
+    found: FoundTask
     config: TrainConfig
-    defaults: TrainConfig  # The task's; run.json says where the configuration differs from them.
     argv: Sequence[str]
     plan: Mapping[str, Any]  # The launch plan, as run.json records it.
-    checkpoint: Path | None  # Where training continues from, or takes networks; None: it begins.
-    continues: bool = False  # Whether the run is there already.
-    parent: Parent | None = None  # The run that this one has forked from.
-    is_restart: bool = False
+    start: Start
 
 
 class RunDirectory:
@@ -96,7 +92,7 @@ class RunDirectory:
     def __init__(
         self, path: Path, attempt: Attempt, logs: Path | None, lock: RunLock | None = None
     ) -> None:
-        """Enter an attempt into a run's directory; `continues` says whether the run is there.
+        """Enter an attempt into the run's directory where it starts, or that of a new run.
 
         The folder of a new run is made; --run-dir may be one that holds no run. `logs` is the
         folder of the workers' output. `lock` is the run's, if it is held.
@@ -106,11 +102,11 @@ class RunDirectory:
             FileExistsError: another run has taken a name that is not typed, or that of the logs; a
                 `lock` that was given is still held.
         """
-        self.path, self.checkpoint, self.copied = path.absolute(), attempt.checkpoint, None
-        self.task_hash, self.token, self._is_new = "", token_hex(8), not attempt.continues
+        self.path, self.checkpoint, self.copied = path.absolute(), attempt.start.checkpoint, None
+        self.task_hash, self.token, self._is_new = "", token_hex(8), attempt.start.run_dir is None
         self._made = list[Path]()  # The folders that were made for this attempt, parents last.
         self._log: LauncherLog | None = None
-        if not attempt.continues:
+        if self._is_new:
             is_typed = bool(attempt.config.run_dir)
             self._made = make_folder(path, "--run-dir" if is_typed else "--log-root")
             if path not in self._made and not is_typed:
@@ -123,7 +119,7 @@ class RunDirectory:
                 if logs not in made:
                     raise FileExistsError(logs)
             self._is_locked_first = lock is None
-            patience = BRIEF_SECONDS if attempt.continues else REQUEUE_SECONDS
+            patience = REQUEUE_SECONDS if self._is_new else BRIEF_SECONDS
             self._lock = lock or lock_run(path, patience)
             if self._is_new and (path / RECORD_FILE).exists():
                 self._lock.close()
@@ -133,7 +129,7 @@ class RunDirectory:
             raise
         self._logs = logs
         try:
-            self._enter(attempt, read_code(attempt.task_folder))
+            self._enter(attempt, read_code(attempt.found.folder))
         except OSError as error:
             self.leave()
             raise UserError(f"{self.path}: {error.strerror}.") from None
@@ -195,8 +191,8 @@ class RunDirectory:
 
     def _enter(self, attempt: Attempt, code: TaskCode) -> None:
         """Write run.json, then the attempt's folder and the task's code."""
-        path, config, parent = self.path, attempt.config, attempt.parent
-        attempts, self.task_hash = attempts_in(path), code.hash
+        path, config, parent = self.path, attempt.config, attempt.start.parent
+        found, attempts, self.task_hash = attempt.found, attempts_in(path), code.hash
         if not self._is_new:
             complete(path)
             keep_earlier_layout(path)
@@ -207,26 +203,20 @@ class RunDirectory:
             record.replace(aside / record.name)
         if parent:
             name = INIT if parent.networks_only else f"model_{parent.iteration or 0}.pt"
-            self.checkpoint, self.copied = path / "checkpoints" / name, attempt.checkpoint
+            self.copied, self.checkpoint = self.checkpoint, path / "checkpoints" / name
         package, record = Path(str(resources.files("mjfleet"))), read_record(path)
-        different = differences(config, attempt.defaults)
-        began = {n: record[n] for n in ("parent", "teacher") if n in record}
-        if parent:
-            began["parent"] = asdict(parent)
-        if config.teacher:
-            checkpoint = value_at(to_dict(config), TEACHER)
-            began["teacher"] = {"named": config.teacher, "checkpoint": checkpoint}
+        different = differences(config, found.defaults())
         plan = {
-            **began,
+            **begun_with(record, config, parent),
             "id": self._run_id(config, parent),
-            "task": attempt.task,
+            "task": found.name,
             "seed": config.agent.seed,
             "host": os.uname().nodename,
             "pid": os.getpid(),
             "changed": {n: {"value": v, "default": d} for n, (v, d) in different.items()},
             "plan": attempt.plan,
             "versions": stack_versions(*config.agent.packages),
-            "git": git_state([package, attempt.task_folder]),
+            "git": git_state([package, found.folder]),
         }
         this = {
             "argv": list(attempt.argv),
@@ -235,7 +225,7 @@ class RunDirectory:
             "ended": None,
             "status": "running",
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
-            "is_restart": attempt.is_restart,
+            "is_restart": attempt.start.is_restart,
             "code": {"hash": code.hash, "left_out": list(code.left_out)},
             TOKEN: self.token,
         }
@@ -245,8 +235,8 @@ class RunDirectory:
         for made in (path / "checkpoints", folder):
             made.mkdir(parents=True, exist_ok=True)
         write_json(folder / PLAN_FILE, plan)
-        write_config(folder / CONFIG_FILE, attempt.task, config, path / CONFIG_FILE)
-        self._log = LauncherLog(folder / "launcher.log", encoding="utf-8")
+        write_config(folder / CONFIG_FILE, found.name, config, path / CONFIG_FILE)
+        self._log = LauncherLog(folder / "launcher.log", encoding="utf-8", delay=True)
         logging.getLogger().addHandler(self._log)
         if self.copied and self.checkpoint:
             with self.copied.open("rb") as original:
@@ -272,7 +262,8 @@ class LauncherLog(logging.FileHandler):
     """Writes what the launcher warns of into the attempt's folder, besides the terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        super().emit(record)
+        with suppress(OSError):
+            super().emit(record)
         if logging.lastResort and logging.getLogger().handlers == [self]:
             logging.lastResort.handle(record)
 

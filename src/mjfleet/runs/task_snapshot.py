@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
-from mjfleet.errors import UserError
 from mjfleet.registry import bundled_tasks
 from mjfleet.runs.attempts import REPLACED
 from mjfleet.runs.checkpoints import about
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.run_json import record_of
-from mjfleet.utils.console import print_line, printable
+from mjfleet.utils.console import printable
 from mjfleet.utils.safe_read import open_regular
 
 FOLDER = "task"  # In the run directory; a snapshot is `task/<beginning of its hash>`.
@@ -45,10 +45,11 @@ class TaskCode:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The copy of a task's folder in a run directory."""
+    """The copy of a task's folder in a run directory, or why there is none that can be used."""
 
-    folder: Path
-    is_own: bool  # Whether this installation has trained the run with it.
+    folder: Path | None = None
+    owner: Literal["own", "theirs", "none"] = "none"  # `own`: this installation trained with it.
+    why_none: str = ""
 
 
 def read_code(folder: Path) -> TaskCode:
@@ -128,56 +129,28 @@ def changes_since(source: Path, task_folder: Path) -> str | None:
 def snapshot_of(source: Path) -> Snapshot:
     """Return the snapshot with which a checkpoint, or a run's newest attempt, was trained.
 
-    UserError if the run keeps none, or it is not complete, or has been changed.
+    There is none if it is not complete, or has been changed. UserError without a run.json.
     """
     run_dir, wanted = run_dir_of(source), _hash_in(source)
     codes = [attempt.get("code") or {} for attempt in record_of(run_dir).get("attempts", [])]
-    code, folder = (
-        [code for code in codes if code.get("hash") == wanted],
-        snapshot_folder(run_dir, wanted),
-    )
+    code = [code for code in codes if code.get("hash") == wanted]
+    folder = snapshot_folder(run_dir, wanted)
     if not (code and folder.is_dir()) or folder.is_symlink():
-        raise UserError(f"{source}: the run keeps no copy of the task's code.")
+        return Snapshot(why_none=f"{source}: the run keeps no copy of the task's code.")
     if left_out := code[-1].get("left_out"):
-        lacking = ", ".join(left_out)
-        raise UserError(f"{folder} is not a whole copy of the task's code, it lacks {lacking}.")
+        why = f"{folder} is not a whole copy of the task's code, it lacks {', '.join(left_out)}."
+        return Snapshot(why_none=why)
     for compiled in [*folder.rglob("__pycache__")]:  # The hash is without it.
         shutil.rmtree(compiled, ignore_errors=True)
     if read_code(folder).hash != wanted:
-        raise UserError(f"{folder} is not as it was when {source} was trained.")
+        return Snapshot(why_none=f"{folder} is not as it was when {source} was trained.")
     note = note_of(run_dir)
-    return Snapshot(folder, is_own=bool(note and wanted in note.codes))
-
-
-def own_snapshot(source: Path, task: str, is_asked: bool = False) -> Snapshot:
-    """Return the snapshot of a checkpoint or a run, for use instead of the task's own folder.
-
-    `is_asked` is whether the user has given --as-trained, which is the consent to run the code.
-    UserError if nobody asked and this installation did not begin the run, or as by `snapshot_of`.
-    """
-    snapshot = snapshot_of(source)
-    if not is_asked and not snapshot.is_own:
-        raise UserError(
-            f"there is no task {task}, and this installation did not begin the run that keeps its "
-            f"code, {snapshot.folder}: look at it, then --as-trained runs it."
-        )
-    why = "" if is_asked else f"there is no task {task}: "
-    print_line(f"{why}the code is {snapshot.folder}, as it was when {source} was trained")
-    return snapshot
+    return Snapshot(folder, "own" if note and wanted in note.codes else "theirs")
 
 
 def is_snapshot(folder: Path) -> bool:
     """Return whether a task's folder is a snapshot."""
     return folder.parent.name == FOLDER and re.fullmatch("[0-9a-f]{16}", folder.name) is not None
-
-
-def code_of_restart(run_dir: Path, task_folder: Path) -> Path:
-    """Return the task's folder, or the newest attempt's snapshot if that has changed meanwhile.
-
-    UserError if it has changed, and there is no whole snapshot.
-    """
-    is_same = read_code(task_folder).hash == _hash_in(run_dir)
-    return task_folder if is_same else snapshot_of(run_dir).folder
 
 
 def run_dir_of(source: Path) -> Path:

@@ -32,7 +32,6 @@ from mjfleet.groups.seeds import count_seeds
 from mjfleet.launch.devices import choose_devices, needs_gpus
 from mjfleet.launch.launch_plan import describe_size
 from mjfleet.launch.launch_training import plan_size
-from mjfleet.runs.run_json import is_group
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.command import PROG, define_sweep
 from mjfleet.utils.console import print_line
@@ -184,8 +183,10 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
     is_sweep, words = command[0] == "sweep", list(command)
     own, rest = parse_known(SweepArguments, words[1:], PROG) if is_sweep else (None, words[1:])
     _refuse(typed_fields(words), _is_array(arguments), is_sweep)
-    found, config, resume = configure([*rest, "--dry-run"])
-    runs = count_seeds(config) if config.seeds else int(bool(resume and is_group(resume.path)))
+    if "fork" in typed_fields(words):  # Of the job, --as-trained is about the run in --run-dir.
+        rest = without_fields(rest, ["as_trained"])
+    found, config, start = configure([*rest, "--dry-run"])
+    runs = count_seeds(config) if config.seeds else int(start.is_group)
     if own:
         study = define_sweep(own, found, config)
         config, runs = study.config, study.most
@@ -217,7 +218,7 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
             "WORLD_SIZE": str(arguments.nodes * workers), "LOCAL_WORLD_SIZE": str(workers),
             "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
         }  # fmt: skip
-    plan = plan_size(found, config, [replace(devices, cores=cores)], place, resume)
+    plan = plan_size(found, config, [replace(devices, cores=cores)], place, start)
     name = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:30].rstrip("-")
     return ClusterJob(
         sizes=[*sizes, *(f"{name}: {size}" for name, size in describe_size(plan).items())],

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjfleet.cli.train import configure, train
@@ -16,7 +17,7 @@ from mjfleet.groups.group_folder import GroupFolder
 from mjfleet.groups.seeds import group_config
 from mjfleet.registry import FoundTask
 from mjfleet.runs.own_runs import note_of
-from mjfleet.runs.resume_choice import Resume
+from mjfleet.runs.run_json import record_of
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
@@ -41,11 +42,10 @@ def sweep(argv: Sequence[str]) -> int:
     folder_id = secrets.token_hex(8)
     if wanted.resume is not None:
         words = [*words, "--resume", wanted.resume]
-    found, config, existing = configure(words)
-    if existing:
-        wanted, folder_id = _recorded(existing, argv), str(existing.record.get("folder_id"))
-    otherwise = "or start a sweep on each machine, with the same --storage."
-    config = group_config(config, existing, otherwise)
+    found, config, start = configure(words)
+    if existing := start.run_dir:
+        wanted, folder_id = _recorded(existing, argv), str(record_of(existing).get("folder_id"))
+    config = group_config(config, "or start a sweep on each machine, with the same --storage.")
     workers = divide_devices(config, os.environ, 1, config.per_run)[0].workers
     study = define_sweep(wanted, found, config, workers)
     from mjfleet.sweep.study import check_storage
@@ -62,12 +62,14 @@ def sweep(argv: Sequence[str]) -> int:
     print_line(f"{study.most} trials of {found.name} for {how}: {' '.join(wanted.try_)}")
     if config.dry_run:
         return 0
-    with closing(GroupFolder(found, config, existing and existing.path)) as group:
+    with closing(GroupFolder(found, config, existing)) as group:
         if not storage:
             study.open(f"sqlite:///{group.path.resolve()}/study.db", folder_id, is_new)
         arguments = asdict(replace(wanted, storage=None, resume=None))
         entries = {"kind": SWEEP_KIND, "arguments": arguments, "folder_id": folder_id}
-        group.begin(study.config, [SWEEP_KIND, *argv], {"storage": storage}, **entries)
+        group.begin(
+            study.config, [SWEEP_KIND, *argv], {"storage": storage}, start.parent, **entries
+        )
         return run_trials(group, study, shares)
 
 
@@ -83,14 +85,14 @@ def define_sweep(
     return Study(wanted, found, config, workers)
 
 
-def _recorded(existing: Resume, argv: Sequence[str]) -> SweepArguments:
+def _recorded(existing: Path, argv: Sequence[str]) -> SweepArguments:
     """Return the flags of a sweep that continues, with those on top that are typed now.
 
     Only this installation's note decides the storage.
     """
-    path, record, note = existing.path, existing.record, note_of(existing.path)
+    record, note = record_of(existing), note_of(existing)
     if record.get("kind") != SWEEP_KIND:
-        raise UserError(f"{path} holds no sweep.")
+        raise UserError(f"{existing} holds no sweep.")
     arguments = dict(record.get("arguments", {}))
     arguments.pop("space", None)  # Earlier versions read values from a file, too.
     arguments["storage"] = note and note.placements[-1].get("storage")

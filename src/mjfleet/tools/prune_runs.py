@@ -18,8 +18,8 @@ from mjfleet.runs.attempts import CONFIG_FILE
 from mjfleet.runs.checkpoints import BEST, FINAL
 from mjfleet.runs.find_run import group_of, groups_in, is_of_this_user, members_of, name_of
 from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.runs.named_run import choose
 from mjfleet.runs.own_runs import remove_note
-from mjfleet.runs.resume_choice import choose
 from mjfleet.runs.run_directory import WRITTEN
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lock import LOCK_FILE, is_locked, lock_again

@@ -8,10 +8,12 @@ from mjfleet.config import TrainConfig
 from mjfleet.registry import FoundTask, discover, find_task
 from mjfleet.runs.attempts import CONFIG_FILE
 from mjfleet.runs.config_yaml import from_file
+from mjfleet.runs.named_run import NamedRun, find_trained, read_run
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 from mjfleet.runs.pretrained import describe, find_pretrained
-from mjfleet.runs.resume_choice import Resume, find_trained, read_run
-from mjfleet.runs.task_snapshot import changes_since, own_snapshot, run_dir_of
+from mjfleet.runs.read_facts import read_code_facts
+from mjfleet.runs.start import decide_code
+from mjfleet.runs.task_snapshot import changes_since, run_dir_of
 from mjfleet.utils.console import print_line
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ def find_policy(
     task: str | None = None,
     is_pretrained: bool = False,
     as_trained: bool = False,
-) -> tuple[FoundTask, TrainConfig, Resume]:
+) -> tuple[FoundTask, TrainConfig, NamedRun]:
     """Return a policy, its task, and the configuration of its training; print what has changed.
 
     `wanted` is a word for a run, a checkpoint or a pretrained policy's file; with `is_pretrained`,
@@ -42,13 +44,13 @@ def find_policy(
     else:
         trained = find_trained(wanted, log_root, task)
         registry = discover(os.environ, tasks_dir or tasks_dir_of(trained.run_dir or Path()))
-    for note in trained.notes:
-        print_line(note)
     name, checkpoint, data = trained.task, trained.policy, trained.config
-    found = None if as_trained else registry.tasks.get(name)
-    if found is None:
-        found = find_task(name, own_snapshot(checkpoint, name, as_trained).folder)
-    elif changes := changes_since(checkpoint, found.folder):
+    facts = read_code_facts(registry, name, checkpoint, as_trained)
+    copy, notes = decide_code("fork", as_trained, "typed", facts)
+    for note in (*trained.notes, *notes):
+        print_line(note)
+    found = find_task(name, copy) if copy else registry.find(name)
+    if changes := () if copy else changes_since(checkpoint, found.folder):
         print_line(f"{changes}\n--as-trained uses the code as it was\n")
     run_dir = run_dir_of(checkpoint)
     file = f"{run_dir}: its {CONFIG_FILE}" if trained.run_dir else str(checkpoint)

@@ -25,7 +25,7 @@ from mjfleet.launch.devices import choose_devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.find_run import LATEST
-from mjfleet.runs.resume_choice import Resume
+from mjfleet.runs.named_run import NamedRun
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing
 from mjfleet.tools.trained_policy import find_policy
@@ -147,7 +147,7 @@ def _play(
     flags: Sequence[str],
     viewer: Viewer | None,
     trained: TrainConfig,
-    run: Resume | None = None,
+    run: NamedRun | None = None,
 ) -> int:
     """Play a policy, or the actions that the flags name, by the configuration of its training."""
     num_envs = min(trained.env.num_envs, VIEWER_MAX_ENVS[viewer])
@@ -181,7 +181,7 @@ def _play(
 
 
 def _show(
-    player: Player, name: str, parsed: PlayArguments, run: Resume | None, stop: StopRequest
+    player: Player, name: str, parsed: PlayArguments, run: NamedRun | None, stop: StopRequest
 ) -> None:
     """Open a viewer until it is closed."""
     from mjfleet.tools.play.realtime_playback import NEWEST, Playback

@@ -1,0 +1,199 @@
+"""Reads what is there when a command starts, for `decide`; locks the run that may continue."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mjfleet.config import LaunchConfig, from_dict
+from mjfleet.config.dict_conversion import value_at
+from mjfleet.errors import UserError
+from mjfleet.registry import FoundTask, Registry, discover
+from mjfleet.runs.attempts import undone_checkpoint
+from mjfleet.runs.checkpoints import checkpoints_in, iteration_of, why_damaged
+from mjfleet.runs.config_yaml import task_of
+from mjfleet.runs.find_run import find_run, is_of_this_user, members_of
+from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
+from mjfleet.runs.named_run import NamedRun, Parent, read_run
+from mjfleet.runs.own_runs import tasks_dir_of
+from mjfleet.runs.run_directory import refuse_written
+from mjfleet.runs.run_json import RECORD_FILE, is_group, read_record
+from mjfleet.runs.run_lock import REQUEUE_SECONDS, RunLock, lock_again
+from mjfleet.runs.start import AGAIN, Again, CodeFacts, Facts, InRunDir, Source
+from mjfleet.runs.task_snapshot import Snapshot, snapshot_of
+
+NO_TASK = (
+    "the task comes first: `train <task> ...`, unless the file of --config or the run of --resume "
+    "or --run-dir names it. `train --help` lists tasks."
+)
+NO_TASK_ANEW = (
+    "--run-dir {}: the run there has no checkpoint and begins anew: type the whole command, with "
+    "the task."
+)
+
+
+def read_facts(
+    typed_run: LaunchConfig,
+    task: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    locks: list[RunLock],
+    trained: FoundTask | None = None,
+) -> tuple[Registry, Facts]:
+    """Return the tasks that are there, and the facts; lock the run that may continue.
+
+    `task` is what was typed, or empty; `argv` is the command, as run.json records it. The lock is
+    added to `locks`; there is none in a dry run, or of another user's run. `trained` is the task
+    that this process has trained, which starts again after a fault.
+
+    Raises:
+        UserError: what is named does not exist, is damaged or is being trained; no task is named.
+    """
+    in_run_dir, run = _in_run_dir(typed_run, locks)
+    record, word = run.record if run else {}, typed_run.resume or typed_run.init_from
+    source, source_run, parent = "none", None, None
+    meant = _meaning(record, "parent", word, typed_run.resume is None)
+    if in_run_dir in ("run", "group"):
+        source = "other" if word and not meant else "none"
+    elif typed_run.resume and in_run_dir != "theirs":
+        source, source_run = _resumed(typed_run, task, meant or typed_run.resume, locks)
+        if source_run.checkpoint and (typed_run.fork or source == "file"):
+            parent = source_run.as_parent(typed_run.resume, source_run.is_untrained)
+    elif meant and run and not os.path.exists(meant) and run.initial.exists():
+        parent = from_dict(Parent(), record["parent"])  # Its networks are in the copy.
+    named = source_run if in_run_dir in ("none", "unlearned") else run
+    task = task or (named.task if named else "")
+    task = task or (task_of(typed_run.config) if typed_run.config else "")
+    if not task:
+        raise UserError(NO_TASK if run is None else NO_TASK_ANEW.format(run.path))
+    place = Path(typed_run.config).parent if typed_run.config else named and named.run_dir
+    tasks_dir = typed_run.tasks_dir or (place and tasks_dir_of(place))
+    registry = Registry({task: trained}) if trained else discover(environ, tasks_dir)
+    in_place = named.run_dir if named and (named is run or not typed_run.fork) else None
+    again: Again = "restart" if trained else again_of(in_place, argv, environ)
+    undone = undone_checkpoint(in_place) if in_place else None
+    if again == "restart" and undone and not why_damaged(undone):
+        again = "undone"
+    code_of = named.checkpoint if named and named.run_dir else None
+    if named and (named.is_untrained or (in_place and again in AGAIN)):
+        code_of = named.run_dir
+    return registry, Facts(
+        in_run_dir=in_run_dir,
+        source=source,
+        again=again,
+        code=read_code_facts(registry, task, code_of, typed_run.as_trained or again in AGAIN),
+        run_in_run_dir=run,
+        source_run=source_run,
+        undone=undone,
+        parent=parent,
+        init_from=None if typed_run.resume else meant,
+        teacher=_meaning(record, "teacher", typed_run.teacher),
+    )
+
+
+def read_code_facts(
+    registry: Registry, task: str, source: Path | None, is_asked: bool
+) -> CodeFacts:
+    """Return whether a task is found, and the copy of its code that a run or checkpoint has.
+
+    The copy is looked at where it `is_asked` for, or no task is found.
+    """
+    why = registry.why_missing(task)
+    copy = snapshot_of(source) if source and (is_asked or why) else Snapshot(why_none=why)
+    return CodeFacts(task=task, why_no_task=why, source=source, copy=copy)
+
+
+def again_of(run_dir: Path | None, argv: Sequence[str], environ: Mapping[str, str]) -> Again:
+    """Return whether torchrun or SLURM started a command again, or the same one has learned."""
+    counts = (environ.get(f"{who}_RESTART_COUNT", "0") for who in ("TORCHELASTIC", "SLURM"))
+    if any(count not in ("", "0") for count in counts):
+        return "restart"
+    if run_dir is None:
+        return "typed"
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        record = read_record(run_dir)
+        if record.get("argv") == argv and any(map(completed_iterations, members_of(run_dir))):
+            return "same"
+        for entry in record.get("attempts", []):
+            is_open = entry["status"] == "running"  # Its process was killed.
+            done = completed_iterations(run_dir) if is_open else entry["iterations"]
+            if entry["argv"] == argv and done > (
+                iteration_of(Path(entry["checkpoint"] or "")) or 0
+            ):
+                return "same"
+    return "typed"
+
+
+def _in_run_dir(typed_run: LaunchConfig, locks: list[RunLock]) -> tuple[InRunDir, NamedRun | None]:
+    """Return what is in --run-dir, and the run, which is locked, or the group there."""
+    folder, flag = Path(typed_run.run_dir or ""), f"--run-dir {typed_run.run_dir}"
+    if typed_run.run_dir is None:
+        return "none", None
+    if not (is_group(folder) or os.path.lexists(folder / RECORD_FILE)):
+        refuse_written(folder)
+        return "none", None
+    if not is_of_this_user(folder):
+        return "theirs", read_run(folder, flag)
+    if is_group(folder):
+        return "group", read_run(folder, flag)
+    if not typed_run.dry_run and (lock := lock_again(folder, REQUEUE_SECONDS)):
+        locks.append(lock)
+    run = read_run(folder, flag)
+    if not checkpoints_in(folder / "checkpoints"):
+        return "unlearned", run
+    return "run", _with_rows_counted(run.with_checkpoint())
+
+
+def _resumed(
+    typed_run: LaunchConfig, task: str, wanted: str, locks: list[RunLock]
+) -> tuple[Source, NamedRun]:
+    """Return what --resume names; a run that continues in its own directory is locked."""
+    name, root = f"--resume {typed_run.resume}", Path(typed_run.log_root)
+    path = find_run(wanted, name, root, task=task or None, may_be_group=True)
+    run = read_run(path, name)
+    if run.run_dir is None:
+        return "file", run.with_checkpoint()
+    if not (typed_run.fork or is_of_this_user(run.run_dir)):
+        return "theirs", run
+    if is_group(run.run_dir):
+        return "group", run
+    if not (typed_run.fork or typed_run.dry_run) and (lock := lock_again(run.run_dir)):
+        locks.append(lock)
+        run = read_run(path, name)  # Nobody changes it any more.
+    run = run.with_checkpoint()
+    run = run if typed_run.fork else _with_rows_counted(run)
+    return "run" if run.checkpoint else "unlearned", run
+
+
+def _meaning(
+    record: Mapping[str, Any], entry: str, word: str | None, networks_only: bool = False
+) -> str | None:
+    """Return the checkpoint that a word meant at the first start of a run; None: another word did.
+
+    `latest` may mean another run by now.
+    """
+    known = record.get(entry, {})
+    is_same = known.get("named") == word and bool(known.get("networks_only")) == networks_only
+    checkpoint = known.get("checkpoint")
+    return checkpoint if word and is_same and isinstance(checkpoint, str) else None
+
+
+def _with_rows_counted(run: NamedRun) -> NamedRun:
+    """Return a run with a note if metrics.csv has no rows up to its checkpoint.
+
+    Iterations of the parent, from whose checkpoint the run began, are not in it. UserError if
+    metrics.csv is a folder.
+    """
+    assert run.run_dir
+    if (run.run_dir / METRICS_FILE).is_dir():
+        file = run.run_dir / METRICS_FILE
+        raise UserError(f"{file} is a folder; it must be a file: move it away.")
+    before = value_at(run.record, "parent.iteration", 0)
+    with suppress(OSError):  # Refuse what is no file of a run before anything is written.
+        rows = max(completed_iterations(run.run_dir), before if isinstance(before, int) else 0)
+        if (missing := (run.iteration or 0) - rows) > 0:
+            note = f"{METRICS_FILE} lacks the rows of the last {missing} iterations"
+            return replace(run, notes=(note, *run.notes))
+    return run
