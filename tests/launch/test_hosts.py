@@ -16,8 +16,8 @@ import torch
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.host_environment import take_variables, travelling, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
+from mjfleet.launch.hosts.host_environment import take_variables, travelling, without_values
 
 from ..conftest import PATIENCE, changed, copy_task, only_run, rows
 from .network import TOOLS, Network

@@ -89,6 +89,30 @@ def test_each_checkpoint_is_used_with_the_configuration_and_code_of_its_attempt(
     assert "hang_timeout: 602" in (run_dir / "config.yaml").read_text()
 
 
+def test_inspect_shows_the_dump_of_each_attempt_whatever_its_code(run: Run, tmp_path: Path) -> None:
+    task = write_task(tmp_path)
+    edit(task)
+    assert run("train", TASK, *SIX, *KEEP).returncode == 0
+    run_dir = only_run(tmp_path, TASK)
+    more = ("train", TASK, "--resume", str(run_dir), "--agent.max-iterations", "8")
+    for field in ("qpos", "qvel"):
+        edit(task, apply=f"self.sim.{field}.fill_(float('nan'))")
+        assert run(*more).returncode == 1
+    attempts = record(run_dir)["attempts"]
+    assert [one.get("is_undone", False) for one in attempts] == [False, True, True]
+    assert len({one["code"]["hash"] for one in attempts}) == 3
+    (run_dir / "config.yaml").unlink()
+    shutil.rmtree(task)
+    for path, first in (
+        (run_dir, "qvel"),
+        (run_dir / "failures/attempt_2/nan_rank0.npz", "qpos"),
+        (run_dir / "failures/nan_rank0.npz", "qvel"),
+    ):
+        shown = run("mjfleet", "inspect", str(path))
+        assert shown.returncode == 0, shown.stderr
+        assert f"world 0: start/{first}[0]" in shown.stdout
+
+
 def test_a_run_that_was_killed_after_its_last_checkpoint_is_finished_by_the_next_command(
     run: Run, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from mjfleet.config.train_config import field_kinds
 from mjfleet.config.unused_fields import refuse_unused
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError, WorkerError
-from mjfleet.launch.host_environment import without_values
+from mjfleet.launch.hosts.host_environment import without_values
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
 from mjfleet.runs.attempts import config_of, record_failed_start
 from mjfleet.runs.config_yaml import from_file, read_config

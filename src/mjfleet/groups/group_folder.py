@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.config import TrainConfig
-from mjfleet.launch.host_environment import without_values
+from mjfleet.launch.hosts.host_environment import without_values
 from mjfleet.launch.launch_plan import new_folder
 from mjfleet.registry import FoundTask
 from mjfleet.runs.attempts import CONFIG_FILE

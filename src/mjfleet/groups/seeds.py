@@ -14,8 +14,8 @@ from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import GroupFolder
 from mjfleet.groups.run_queue import Member, run_members
-from mjfleet.launch.host_environment import take_variables
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
+from mjfleet.launch.hosts.host_environment import take_variables
 from mjfleet.launch.launch_plan import describe, new_folder
 from mjfleet.launch.launch_training import plan_here, resume_command
 from mjfleet.launch.planned_run import FAILED, draw_curves

@@ -13,12 +13,12 @@ from pathlib import Path
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_devices
-from mjfleet.launch.host_environment import take_variables, without_values
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
-from mjfleet.launch.host_starter import HostConnections
+from mjfleet.launch.hosts.host_environment import take_variables, without_values
+from mjfleet.launch.hosts.host_starter import HostConnections
+from mjfleet.launch.hosts.preflight import reach_hosts
 from mjfleet.launch.launch_plan import LaunchPlan, describe, make_plan, name_files
 from mjfleet.launch.planned_run import FAILED, run_plan
-from mjfleet.launch.preflight import reach_hosts
 from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.launch.total_steps import limit_steps
 from mjfleet.registry import FoundTask, find_task

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from mjfleet.errors import Stopped, UserError
-from mjfleet.launch.host_starter import HostConnections
+from mjfleet.launch.hosts.host_starter import HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.launch.run_supervisor import supervise
 from mjfleet.runs.find_run import members_of

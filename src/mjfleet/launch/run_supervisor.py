@@ -12,8 +12,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from mjfleet.errors import Stopped
-from mjfleet.launch.host_channel import FilePiece, Message, SendSignal, WorkerStatus
-from mjfleet.launch.host_starter import HostConnection, HostConnections
+from mjfleet.launch.hosts.host_channel import FilePiece, Message, SendSignal, WorkerStatus
+from mjfleet.launch.hosts.host_starter import HostConnection, HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.launch.log_directory import log_name
 from mjfleet.launch.output_relay import OutputRelay

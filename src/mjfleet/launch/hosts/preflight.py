@@ -12,10 +12,10 @@ from typing import IO
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import VISIBLE, Devices, choose_devices
-from mjfleet.launch.host_channel import Answer
-from mjfleet.launch.host_inventory import AskInventory, HostInventory, host_inventory
-from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse_hosts
-from mjfleet.launch.meeting_address import find_meeting_address
+from mjfleet.launch.hosts.host_channel import Answer
+from mjfleet.launch.hosts.host_inventory import AskInventory, HostInventory, host_inventory
+from mjfleet.launch.hosts.host_starter import HostConnection, HostConnections, refuse_hosts
+from mjfleet.launch.hosts.meeting_address import find_meeting_address
 from mjfleet.registry import FoundTask
 from mjfleet.utils.console import print_line
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from mjfleet.launch.host_inventory import AskInventory, HostInventory
+from mjfleet.launch.hosts.host_inventory import AskInventory, HostInventory
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 

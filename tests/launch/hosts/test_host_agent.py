@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from mjfleet.config import LaunchConfig
-from mjfleet.launch import host_starter
-from mjfleet.launch.host_channel import Answer, Meet
-from mjfleet.launch.host_inventory import AskInventory, HostInventory, host_inventory
 from mjfleet.launch.host_names import LOCALHOST
-from mjfleet.launch.host_starter import HostConnections
+from mjfleet.launch.hosts import host_starter
+from mjfleet.launch.hosts.host_channel import Answer, Meet
+from mjfleet.launch.hosts.host_inventory import AskInventory, HostInventory, host_inventory
+from mjfleet.launch.hosts.host_starter import HostConnections
 from mjfleet.worker.worker_args import WorkerArgs
 
-from ..conftest import PATIENCE
+from ...conftest import PATIENCE
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_it_answers_questions_and_leaves_nothing(folder: Path) -> None:
 def test_on_this_host_it_waits_for_a_silent_launcher(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    impatient = "import mjfleet.launch.host_channel as channel; channel.LOST_SECONDS = 0.1; "
+    impatient = "import mjfleet.launch.hosts.host_channel as channel; channel.LOST_SECONDS = 0.1; "
     monkeypatch.setattr(host_starter, "HOST_AGENT", impatient + host_starter.HOST_AGENT)
     question = AskInventory(str(folder), ())
     with HostConnections([LOCALHOST], LaunchConfig()) as connections:

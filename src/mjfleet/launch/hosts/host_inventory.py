@@ -51,7 +51,7 @@ def host_inventory(asked: AskInventory) -> HostInventory:
             versions[package] = "missing"
     return HostInventory(
         versions=versions,
-        code=digests(Path(__file__).parents[1]),
+        code=digests(Path(__file__).parents[2]),
         task=digests(Path(asked.task_folder)),
         gpus=count_gpus(),
         visible=os.environ.get(VISIBLE),

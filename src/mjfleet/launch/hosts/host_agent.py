@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import psutil
 
-from mjfleet.launch.host_channel import (
+from mjfleet.launch.host_names import temporary_name
+from mjfleet.launch.hosts.host_channel import (
     FILE_PIECE_BYTES,
     LOST_SECONDS,
     Answer,
@@ -25,8 +26,7 @@ from mjfleet.launch.host_channel import (
     SendSignal,
     WorkerStatus,
 )
-from mjfleet.launch.host_inventory import AskInventory, host_inventory
-from mjfleet.launch.host_names import temporary_name
+from mjfleet.launch.hosts.host_inventory import AskInventory, host_inventory
 from mjfleet.utils.child_process import wait_for_own_children
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.utils.wait_until import wait_until

@@ -18,9 +18,9 @@ from typing import Self
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.host_channel import LOST_SECONDS, Answer, HostChannel, Message
-from mjfleet.launch.host_environment import travelling
 from mjfleet.launch.host_names import is_here, temporary_name
+from mjfleet.launch.hosts.host_channel import LOST_SECONDS, Answer, HostChannel, Message
+from mjfleet.launch.hosts.host_environment import travelling
 from mjfleet.utils.child_process import ChildProcess
 
 HOST_AGENT_END_SECONDS = 20.0  # How long host agents may take to end what they have started.
@@ -30,9 +30,9 @@ OPTIONS = (
 )  # fmt: skip
 """ssh as the user has set it up, but without questions, and with nothing besides the connection."""
 NO_DIRECTORY = 97  # The exit code of a host that lacks the working directory.
-HOST_AGENT = "from mjfleet.launch.host_agent import main; main()"
+HOST_AGENT = "from mjfleet.launch.hosts.host_agent import main; main()"
 """Python code, because `-m` would have each worker import that module again as `__mp_main__`."""
-OVER_SSH = "from mjfleet.launch.host_agent import main; main(is_over_ssh=True)"
+OVER_SSH = "from mjfleet.launch.hosts.host_agent import main; main(is_over_ssh=True)"
 _BOOT = (
     "import json, os, sys; sent = json.loads(open(0, 'rb', 0, closefd=False).readline()); "
     f"os.execve(sys.executable, [sys.executable, '-P', '-c', {OVER_SSH!r}], os.environ | sent)"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mjfleet.launch.host_channel import (
+from mjfleet.launch.hosts.host_channel import (
     FILE_PIECE_BYTES,
     FULL,
     MARK,
@@ -23,7 +23,7 @@ from mjfleet.launch.host_channel import (
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.worker_args import WorkerArgs
 
-from ..conftest import PATIENCE
+from ...conftest import PATIENCE
 
 Inbox = queue.SimpleQueue[Message | None]
 

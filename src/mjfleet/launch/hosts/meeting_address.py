@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from mjfleet.config import LaunchConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.host_agent import CONNECT_SECONDS
-from mjfleet.launch.host_channel import Answer, Meet
-from mjfleet.launch.host_inventory import HostInventory
-from mjfleet.launch.host_starter import HostConnection, HostConnections, refuse_hosts
+from mjfleet.launch.hosts.host_agent import CONNECT_SECONDS
+from mjfleet.launch.hosts.host_channel import Answer, Meet
+from mjfleet.launch.hosts.host_inventory import HostInventory
+from mjfleet.launch.hosts.host_starter import HostConnection, HostConnections, refuse_hosts
 
 
 def find_meeting_address(

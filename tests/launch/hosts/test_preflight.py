@@ -9,10 +9,10 @@ import pytest
 
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.launch.host_channel import Answer, Message
-from mjfleet.launch.host_inventory import AskInventory, HostInventory, host_inventory
-from mjfleet.launch.host_starter import HostConnection, HostConnections
-from mjfleet.launch.preflight import find_meeting_address, preflight
+from mjfleet.launch.hosts.host_channel import Answer, Message
+from mjfleet.launch.hosts.host_inventory import AskInventory, HostInventory, host_inventory
+from mjfleet.launch.hosts.host_starter import HostConnection, HostConnections
+from mjfleet.launch.hosts.preflight import find_meeting_address, preflight
 from mjfleet.registry import FoundTask, discover
 
 

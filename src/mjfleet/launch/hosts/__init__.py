@@ -1,0 +1,1 @@
+"""Connects the launcher with an agent on each host, and asks what the host has."""
