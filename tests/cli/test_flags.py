@@ -127,6 +127,7 @@ def test_a_short_name_counts_wherever_its_flag_does(tmp_path: Path) -> None:
         ("--agent.wandb.notes x", "logger tensorboard; it needs wandb"),
         ("--agent.wandb.no-checkpoints", "logger tensorboard; it needs wandb"),
         ("--config part.yaml --agent.wandb.tags a", "logger tensorboard; it needs wandb"),
+        ("--config part.yaml --agent.wandb.project p", "logger tensorboard; it needs wandb"),
     ],
 )
 def test_a_flag_without_effect_is_refused_and_says_what_it_needs(

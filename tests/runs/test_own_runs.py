@@ -141,15 +141,29 @@ def test_without_a_state_folder_nothing_is_noted(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    # A run that logged to W&B once has it.
-    agent = replace(FOUND.defaults().agent, wandb=WandbConfig(project="p"))
+    agent = replace(FOUND.defaults().agent, logger=("wandb",), wandb=WandbConfig(project="p"))
     begun = begin(tmp_path / "run", log_root="/data", env_var=["HOME=/data"], agent=agent)
     assert note_of(tmp_path / "run") is None
     # What a command begins by itself, such as the runs of a group, needs no more flags there.
     given = ("--config", str(tmp_path / "run/config.yaml"))
-    given = (*given, *placement_flags(begun, FOUND.defaults()))
-    _, config, _ = configure([TASK, *given])
+    flags = placement_flags(begun, FOUND.defaults())
+    _, config, _ = configure([TASK, *given, *flags])
     assert replace(config, config=None) == begun
+    with pytest.raises(UserError, match=r"does not decide agent\.wandb\.project"):
+        configure([TASK, *given, *(word for word in flags if "project" not in word)])
+
+
+def test_an_account_without_its_logger_is_neither_asked_for_nor_passed_on(tmp_path: Path) -> None:
+    # A run that logged to W&B once has one, and so may an agent of the Python API.
+    agent = replace(FOUND.defaults().agent, wandb=WandbConfig(project="p", notes="n"))
+    config = replace(FOUND.defaults(), agent=agent)
+    write_config(tmp_path / "config.yaml", TASK, config)
+    flags = placement_flags(config, FOUND.defaults())
+    assert not [flag for flag in flags if "wandb" in flag]
+    given = [TASK, "--config", str(tmp_path / "config.yaml"), *flags]
+    assert configure(given)[1].agent.wandb == WandbConfig(notes="n")
+    with pytest.raises(UserError, match=r"does not decide agent\.wandb\.project"):
+        configure([*given, "--agent.logger", "wandb"])
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from typing import Any
 from mjfleet.cli.help import print_help
 from mjfleet.cli.run_command import run_and_exit
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict, to_dict
-from mjfleet.config.field_kinds import Kind
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known, typed_fields
-from mjfleet.config.train_config import field_kinds
 from mjfleet.config.unused_fields import refuse_unused
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError, WorkerError
@@ -154,9 +152,7 @@ def configure(arguments: Sequence[str], locks: list[RunLock] | None = None) -> C
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")
     if len(config.seeds) > 1 and "agent.seed" in typed:
         raise UserError("--seeds, which names the seeds, and --agent.seed: give one.")
-    # Groups and the Python API give what does not count in a file beside it, whether used or not.
-    kinds = field_kinds() if typed_run.config else {}
-    refuse_unused(config.agent, [n for n in typed if kinds.get(n) is not Kind.PLACEMENT])
+    refuse_unused(config.agent, typed)
     config = settle(found, config, typed.__contains__)
     if start.kind.startswith("continue"):
         # The run has these in its configuration.

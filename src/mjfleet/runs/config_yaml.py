@@ -12,6 +12,7 @@ from mjfleet.config.dict_conversion import value_at
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.flags import as_words
 from mjfleet.config.train_config import field_kinds
+from mjfleet.config.unused_fields import unused_fields
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
@@ -111,6 +112,9 @@ def from_file(
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     needed.pop(TEACHER, None)  # --teacher is asked for where it is needed.
+    for field in unused_fields(config.agent, list(needed)):
+        if not (is_given and is_given(field.decider)):  # What is given may make it count.
+            del needed[field.name]
     folder = needed.get("tasks_dir")
     has_code = is_snapshot(found.folder)  # Which is the run's own.
     if folder and (has_code or not Path(folder).is_dir() or found.folder.parent.samefile(folder)):
@@ -148,15 +152,17 @@ def placement_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def placement_flags(config: TrainConfig, defaults: TrainConfig) -> list[str]:
-    """Return the flags that give a command what does not count in a file; not the teacher's.
+    """Return the flags that give a command what does not count in a file and has an effect; not
+    the teacher's.
 
     `defaults` are the task's.
     """
-    usual = placement_of(defaults)
+    usual, values = placement_of(defaults), placement_of(config)
+    unused = {field.name for field in unused_fields(config.agent, values)}
     return [
         word
-        for name, value in placement_of(config).items()
-        if value != usual.get(name) and not name.startswith("agent.teacher.")
+        for name, value in values.items()
+        if value != usual.get(name) and name not in unused and not name.startswith("agent.teacher.")
         for word in as_words(name, value)
     ]
 
