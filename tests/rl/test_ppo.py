@@ -1,14 +1,14 @@
 """PPO ends where rsl_rl's own does."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from rsl_rl import algorithms
-from rsl_rl.models import MLPModel
+from rsl_rl.models import CNNModel, MLPModel
 from rsl_rl.modules import distribution
 from tensordict import TensorDict
 
@@ -17,17 +17,21 @@ from mjfleet.config.unused_fields import unused_fields
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.build_algorithm import build_algorithm
 from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.graph_capture import Capture
 from mjfleet.rl.learner import Setup, Step
+from mjfleet.rl.minibatches import Minibatch
 from mjfleet.rl.networks import rsl_rl_config
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner
 from mjfleet.sim.deferred import read
 
 from ..env.test_env import BUNDLED, build_task
+from ..helpers.cuda_graph_stub import CudaGraphStub
 from .test_ranks import weights
 
 WORLDS, STEPS, ACTIONS = 32, 8, 3
 GROUPS = {"actor": 7, "critic": 4, "extra": 2}
+IMAGES = {"camera": (2, 9, 7), "depth": (1, 6, 6)}
 
 CASES: dict[str, dict[str, Any]] = {
     "fixed": {"algorithm": {"schedule": "fixed"}},
@@ -49,6 +53,17 @@ CASES: dict[str, dict[str, Any]] = {
     "autograd": {"algorithm": {"backprop": "autograd"}},
     "autograd, values clipped": {"algorithm": {"backprop": "autograd", "clip_param": 0.05}},
     "mixed precision": {"normalised": True, "algorithm": {"use_mixed_precision": True}},
+    "images": {"normalised": True, "images": {"actor": ["camera"]}},
+    "images, both networks": {
+        "normalised": True,
+        "images": {"actor": ["camera"], "critic": ["depth", "camera"]},
+        "algorithm": {"schedule": "adaptive", "desired_kl": 0.002, "num_mini_batches": 3},
+    },
+    "images alone": {"images": {"actor": ["camera", "depth"]}, "numbers": {"actor": []}},
+    "images, mixed precision": {
+        "images": {"actor": ["depth"]},
+        "algorithm": {"use_mixed_precision": True},
+    },
 }
 
 
@@ -56,22 +71,33 @@ def agent(
     normalised: bool = False,
     algorithm: dict[str, Any] | None = None,
     distribution: dict[str, Any] | None = None,
+    images: Mapping[str, list[str]] | None = None,
+    numbers: Mapping[str, list[str]] | None = None,
 ) -> AgentConfig:
     network = {"obs_normalization": normalised, "hidden_dims": [16, 8], "activation": "elu"}
+    layers = {"output_channels": [4, 3], "kernel_size": [3, 2], "stride": [2]}
+    encoder = {"class_name": "CNNModel", "cnn_cfg": layers}
+    seen, groups = images or {}, {"actor": ["actor", "extra"], "critic": ["critic", "extra"]}
+    groups |= numbers or {}
     return from_dict(
         AgentConfig(),
         {
             "num_steps_per_env": STEPS,
-            "obs_groups": {"actor": ["actor", "extra"], "critic": ["critic", "extra"]},
-            "actor": network | {"distribution": distribution or {}},
-            "critic": network,
+            "obs_groups": {name: [*own, *seen.get(name, [])] for name, own in groups.items()},
+            "actor": network
+            | {"distribution": distribution or {}}
+            | (encoder if "actor" in seen else {}),
+            "critic": network | (encoder if "critic" in seen else {}),
             "algorithm": {"num_learning_epochs": 3, **(algorithm or {})},
         },
     )
 
 
-def observations() -> TensorDict:
+def observations(images: Literal["", "floats", "bytes"] = "") -> TensorDict:
     groups = {name: 3.0 * torch.randn(WORLDS, size) + 1.0 for name, size in GROUPS.items()}
+    for name, size in IMAGES.items() if images else ():
+        bits = torch.randint(256, (WORLDS, *size), dtype=torch.uint8)
+        groups[name] = bits if images == "bytes" else bits / torch.tensor(64.0)
     return TensorDict(groups, batch_size=[WORLDS])
 
 
@@ -83,30 +109,33 @@ def learn(
     *,
     perturbs: bool = True,
     load: Callable[..., Any] = str,
+    capture: Capture | None = None,
 ) -> tuple[Any, dict[str, float]]:
     """Updates from random numbers, the same for every kind of algorithm; and the last losses.
 
     None stands for rsl_rl's stock PPO.
     """
     losses: Any = {}
+    kinds = {"MLPModel": "", "CNNModel": "floats", "own:Bytes": "bytes"}
+    images: Any = kinds.get(config.actor.class_name, "")
     if alg is None:
         torch.manual_seed(5)
-        first = observations()
+        first = observations(images)
         sizes = {"num_envs": WORLDS, "num_actions": ACTIONS}
         env: Any = SimpleNamespace(get_observations=lambda: first, **sizes)
         if kind is None:
             stock = rsl_rl_config(config, load) | {"multi_gpu": None}
             alg = algorithms.PPO.construct_algorithm(first, env, stock, "cpu")
         else:
-            alg = build_algorithm(kind, Setup(env, config, "cpu", 1, load, Collectives()))
+            alg = build_algorithm(kind, Setup(env, config, "cpu", 1, load, Collectives(), capture))
         alg.train_mode()
     for update in range(updates):
         torch.manual_seed(update)  # rsl_rl draws actions, which nobody needs, while it updates.
         with torch.inference_mode():
-            seen = observations()
+            seen = observations(images)
             for _ in range(STEPS):
                 actions = alg.act(seen)
-                seen = observations()
+                seen = observations(images)
                 dones = torch.rand(WORLDS) < 0.2
                 time_outs = dones & (torch.rand(WORLDS) < 0.5)
                 rewards = actions.sum(dim=1) + torch.randn(WORLDS)
@@ -139,6 +168,90 @@ def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, tolerance: floa
     if "adaptive" in case:
         assert ours.learning_rate != config.algorithm.learning_rate
     torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["images, both networks", "images, mixed precision"])
+def test_graphs_encode_images_as_calls_do(case: str) -> None:
+    config, stub = agent(**CASES[case]), CudaGraphStub()
+    config = from_dict(config, {"algorithm": {"backprop": "autograd"}})
+    called, graphed = (learn(PPO, config, 1, capture=x)[0] for x in (None, stub.capture))
+    assert all(torch.equal(value, weights(called)[key]) for key, value in weights(graphed).items())
+    assert len(stub.graphs) == 2
+    assert all(graph.replays > 1 for graph in stub.graphs)
+
+
+def test_images_without_numbers_leave_nothing_to_normalise() -> None:
+    alone = {"images": {"actor": ["camera"]}, "numbers": {"actor": []}}
+    for name in ("ppo", "grpo"):
+        learn(PPO, agent(normalised=True, algorithm={"name": name}, **alone), 1)
+
+
+def test_the_gradient_of_a_loss_of_ones_own_reaches_encoders() -> None:
+    class Calm(PPO):
+        def loss(self, minibatch: Minibatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            total, parts = super().loss(minibatch)
+            codes = minibatch.actor_inputs[:, -self.actor.cnn_latent_dim :].square().mean()
+            return total + codes, {**parts, "codes": codes}
+
+    config = agent(images={"actor": ["camera"]})
+    alg, _ = learn(Calm, config, 0)
+    before = copy.deepcopy(weights(alg))
+    alg.check(observations("floats"))
+    assert all(torch.equal(value, before[key]) for key, value in weights(alg).items())
+    _, first = learn(None, config, 1, alg=alg)
+    _, last = learn(None, config, 9, alg=alg)
+    assert 0 < last["codes"] < first["codes"]
+
+
+class Bytes(CNNModel):
+    """Takes images of bytes."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        for name, layers in self.cnns.items():
+            self.cnns[name] = torch.nn.Sequential(Scaled(), layers)
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        assert images.dtype == torch.uint8
+        return images.to(torch.get_default_dtype()) / 255
+
+
+def test_images_are_gathered_for_a_minibatch_as_they_are_stored(tolerance: float) -> None:
+    config = agent(images={"actor": ["camera"]}, algorithm={"num_mini_batches": 4})
+    config = from_dict(config, {"actor": {"class_name": "own:Bytes"}})
+
+    def load(*_: Any) -> Any:
+        return Bytes
+
+    ours, theirs = (learn(kind, config, 1, load=load)[0] for kind in (PPO, None))
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=tolerance, atol=tolerance)
+    kept = ours.storage.observations["camera"]
+    copies = [
+        x for x in vars(ours.minibatches)["_images"]["camera"] if x.data_ptr() != kept.data_ptr()
+    ]
+    assert [(x.dtype, x.nbytes) for x in copies] == [(torch.uint8, kept.nbytes // 4)]
+
+
+def test_networks_that_share_an_encoder_encode_images_once() -> None:
+    class Shared(PPO):
+        """Predicts values from what the policy's encoder sees, and learns a number besides."""
+
+        calls = 0
+
+        def modules(self) -> dict[str, torch.nn.Module]:
+            self.critic.cnns = self.actor.cnns
+            self.actor.cnns["camera"].register_forward_hook(self.count)
+            return {"bias": torch.nn.ParameterDict({"value": torch.zeros(())})}
+
+        def count(self, *_: Any) -> None:
+            self.calls += torch.is_grad_enabled()
+
+    config = agent(images={"actor": ["camera"], "critic": ["camera"]})
+    alg, _ = learn(Shared, config, 1)
+    assert alg.calls == 3 * 4
+    assert torch.equal(*(x.cnns["camera"][0].weight for x in (alg.actor, alg.critic)))
 
 
 class Squashed(distribution.GaussianDistribution):

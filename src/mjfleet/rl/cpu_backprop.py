@@ -1,7 +1,7 @@
 """PPO's loss gradients in closed form, computed by several CPU threads. Runs in a worker.
 
 They exist for networks of linear layers and a Gaussian with one standard deviation per action, and
-need neither autograd nor new large tensors.
+need neither autograd nor new large tensors. Before the layers, autograd has convolutions of images.
 Notation: z = (action - mean) / std, so that log p = -|z|^2 / 2 - sum(log std) + constant. Its
 derivatives are z / std by the mean and (z^2 - 1) / std by the standard deviation.
 """
@@ -13,11 +13,12 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
-from rsl_rl.models import MLPModel
+from rsl_rl.models import CNNModel, MLPModel
 from rsl_rl.modules.distribution import GaussianDistribution
 from torch import nn
 
 from mjfleet.rl.minibatches import Minibatch
+from mjfleet.rl.networks import image_groups
 
 LOG_2_PI = math.log(2.0 * math.pi)
 LOG2_E = math.log2(math.e)
@@ -45,7 +46,7 @@ ACTIVATIONS: dict[type[nn.Module], tuple[Callable[..., object], Callable[..., ob
 """What computes an activation's output y in place, and multiplies a gradient by its derivative."""
 
 
-def choose_backprop(alg: Any, is_called: bool, batch_size: int) -> "CpuBackprop | None":
+def choose_backprop(alg: Any, is_called: bool) -> "CpuBackprop | None":
     """Return what computes the gradients of a PPO, see PPOConfig.backprop. None: autograd.
 
     `is_called`: whether nothing is captured.
@@ -59,9 +60,10 @@ def choose_backprop(alg: Any, is_called: bool, batch_size: int) -> "CpuBackprop 
     # one thread does at a time, by n: the best n is the square root of their ratio. It depends on
     # the configuration alone, because another n would round differently.
     widest = max(_widest(model.mlp) for model in networks)
+    batch_size = len(alg.minibatches.taken.actions)
     useful = max(1, math.isqrt(batch_size * widest // NUMBERS_LIKE_PYTHON))
     threads = config.learning_threads or min(alg.torch_threads, useful)
-    alg.torch_threads = 1
+    alg.torch_threads = threads if alg.minibatches.has_images else 1  # Those of convolutions.
     return CpuBackprop(alg, threads)
 
 
@@ -111,10 +113,12 @@ class CpuNetwork:
         for part, out in zip(rows.split(size), outputs.split(size), strict=True):
             out.copy_(self.forward(part))
 
-    def add_gradients(self, rows: torch.Tensor, by_output: torch.Tensor) -> None:
+    def add_gradients(
+        self, rows: torch.Tensor, by_output: torch.Tensor, replaces: bool = False
+    ) -> None:
         """Add the parameters' gradients, given the loss's by the outputs `(rows, size)`.
 
-        `rows` are what `forward` was last called with.
+        `rows` are what `forward` was last called with; it `replaces` them by their own gradients.
         """
         gradient, views = by_output, self._views(len(rows))
         for i in reversed(range(len(self._layers))):
@@ -130,6 +134,8 @@ class CpuNetwork:
                 torch.mm(gradient, self._layers[i][0], out=by_input)
                 self._activate_backward(by_input, inputs)
                 gradient = by_input
+            elif replaces:
+                torch.mm(gradient, self._layers[0][0], out=rows)
 
 
 class _Pair(NamedTuple):
@@ -153,7 +159,7 @@ class CpuBackprop:
     def supports(*models: Any) -> bool:
         """Return whether the gradients of these networks are known in closed form."""
         return all(
-            type(model) is MLPModel
+            type(model) in (MLPModel, CNNModel)
             and (model.distribution is None or type(model.distribution) is GaussianDistribution)
             and all(type(layer) in (nn.Linear, *ACTIVATIONS) for layer in model.mlp)
             for model in models
@@ -166,6 +172,7 @@ class CpuBackprop:
         self._parts.append(self._add_policy_gradients)
         count = max(1, num_threads // len(self._parts))
         self._numbers, self._distribution = alg, alg.actor.distribution
+        self._encodes = [bool(image_groups(network)) for network in (alg.actor, alg.critic)]
         (self._std_parameter,) = self._distribution.parameters()
         self._pairs: list[_Pair] = []
         for flat in (gradient.flat, *(gradient.flat.clone() for _ in range(count - 1))):
@@ -189,6 +196,8 @@ class CpuBackprop:
         """
         calls: list[Callable[[], None]] = []
         samples, parts = len(batch.actions), len(self._pairs)
+        encoded = [x for x in (batch.actor_inputs, batch.critic_inputs) if x.requires_grad]
+        batch = batch.map(torch.Tensor.detach) if encoded else batch
         for i, pair in enumerate(self._pairs):
             pair.flat.zero_()
             pair.losses.zero_()
@@ -199,6 +208,8 @@ class CpuBackprop:
         for pair in others:
             first.flat.add_(pair.flat)
             first.losses.add_(pair.losses)
+        if encoded:  # Each holds its gradient now.
+            torch.autograd.backward(encoded, [x.detach() for x in encoded])
         return first.losses[-1 - len(self._parts) :]
 
     def policy_output(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -216,10 +227,14 @@ class CpuBackprop:
     def _run(self, calls: Sequence[Callable[[], None]]) -> None:
         """Make all calls, the last one in this thread."""
         others = [self._pool.submit(call) for call in calls[:-1]] if self._pool else []
+        if (threads := torch.get_num_threads()) > 1:
+            torch.set_num_threads(1)
         for call in calls[len(others) :]:
             call()
         for other in others:
             other.result()
+        if threads > 1:
+            torch.set_num_threads(threads)
 
     def _add_value_gradients(self, pair: _Pair, part: Minibatch, samples: int) -> None:
         """Add the value loss of a part of a minibatch, which has `samples` samples."""
@@ -236,7 +251,7 @@ class CpuBackprop:
                 errors = torch.where(is_worse, clipped, errors)
             pair.losses[0].add_(errors.square().sum(), alpha=1.0 / samples)
             by_value = by_value * (2.0 * numbers.value_loss_coef / samples)
-            pair.critic.add_gradients(block.critic_inputs, by_value)
+            pair.critic.add_gradients(block.critic_inputs, by_value, self._encodes[1])
 
     def _add_policy_gradients(self, pair: _Pair, part: Minibatch, samples: int) -> None:
         """Add surrogate loss, entropy and KL divergence of a part of a minibatch."""
@@ -262,7 +277,7 @@ class CpuBackprop:
             pair.flat[-1].add_(kl.mul_(len(block.actions) / samples))
             by_std += (by_log_prob @ squares - by_log_prob.sum()) / std
             by_mean = z.mul_(by_log_prob.unsqueeze(1)).div_(std)
-            pair.actor.add_gradients(block.actor_inputs, by_mean)
+            pair.actor.add_gradients(block.actor_inputs, by_mean, self._encodes[0])
         share = len(part.actions) / samples
         pair.losses[2].add_(log_volume + 0.5 * len(std), alpha=share)
         by_std -= self._numbers.entropy_coef * share / std

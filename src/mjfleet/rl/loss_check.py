@@ -48,7 +48,7 @@ def check(alg: Any, observations: TensorDict) -> None:
         with own_random_numbers(0, alg.device):
             minibatch = _try_minibatch(alg, observations)
             alg.name_losses(_check_loss(alg, minibatch))
-            _check_distribution(alg, minibatch)
+            _check_distribution(alg)
         forget_nodes(alg, minibatch.actor_inputs)
         for buffer, value in zip(buffers, before, strict=True):
             buffer.copy_(value)
@@ -104,7 +104,7 @@ def _check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _check_distribution(alg: Any, minibatch: Minibatch) -> None:
+def _check_distribution(alg: Any) -> None:
     """Raise UserError if the loss ends with the actor's distribution at other observations."""
     actor = alg.actor
 
@@ -116,7 +116,7 @@ def _check_distribution(alg: Any, minibatch: Minibatch) -> None:
     for group in alg.storage.observations.values():
         for step in group if group.is_floating_point() else ():
             step.lerp_(step.new_tensor(0.5), torch.rand_like(step) * 0.2)
-    alg.minibatches.fill()
+    minibatch = _fill(alg)
     alg.loss(minibatch)
     left, expected = parameters(), []
     with torch.no_grad():
@@ -209,8 +209,13 @@ def _try_minibatch(alg: Any, observations: TensorDict) -> Minibatch:
         for field in (storage.values, storage.returns, storage.advantages):
             field.normal_()
         storage.clear()
+    return _fill(alg)
+
+
+def _fill(alg: Any) -> Minibatch:
+    """Return a minibatch of the rollout, with its images encoded."""
     alg.minibatches.fill()
-    return alg.minibatches.batches[0]
+    return alg.minibatches.encode(alg.minibatches.batches[0])
 
 
 def _kind(value: Any) -> str:

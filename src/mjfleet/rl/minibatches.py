@@ -1,12 +1,15 @@
 """A rollout's samples, shuffled into minibatches. Runs in a worker."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
 
 from mjfleet.config import PPOConfig
+from mjfleet.rl.networks import image_groups, numbers_of
 
 
 class Minibatch(NamedTuple):
@@ -15,7 +18,8 @@ class Minibatch(NamedTuple):
     samples: torch.Tensor
     """Indices into the rollout, step * num_envs + environment, `(samples,)`, int64."""
     actor_inputs: torch.Tensor
-    """Normalised observations of the policy network, `(samples, size)`."""
+    """Normalised observations of the policy network, `(samples, size)`. The output of its
+    convolutions follows, which is computed for each minibatch, with gradients."""
     critic_inputs: torch.Tensor
     """Those of the value network, `(samples, size)`; size 0 where no values are learned."""
     actions: torch.Tensor
@@ -68,6 +72,13 @@ class Minibatches:
         size = storage.num_envs * storage.num_transitions_per_env // count
         self._samples = self._rollout().map(lambda field: torch.empty_like(field[: count * size]))
         self.batches = [self._samples.rows(i * size, (i + 1) * size) for i in range(count)]
+        self.taken = self.batches[0].map(torch.clone)
+        """The minibatch of the next gradients."""
+        networks = filter(None, (self._actor, self._critic))
+        groups = chain.from_iterable(map(image_groups, networks))
+        images = {name: storage.observations.get(name).flatten(0, 1) for name in groups}
+        self._images = {name: (x, torch.empty_like(x[:size])) for name, x in images.items()}
+        """All images of a group, and room for those of a minibatch, whose address is fixed."""
 
     def fill(self) -> None:
         """Shuffle the rollout into the minibatches, which may normalise their own advantages."""
@@ -81,6 +92,48 @@ class Minibatches:
                 mean, std = batch.advantages.mean(), batch.advantages.std()
                 batch.advantages.sub_(mean).div_(std + 1e-8)
 
+    def take(self, batch: Minibatch, copies: bool) -> None:
+        """Let the next gradients be those of `batch`; copy it for a graph, which reads from fixed
+        addresses."""
+        if copies:
+            torch.ops.aten._foreach_copy_(self.taken.tensors(), batch.tensors())
+        else:
+            self.taken = batch
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a network encodes images."""
+        return bool(self._images)
+
+    def encode(self, batch: Minibatch) -> Minibatch:
+        """Return a minibatch whose inputs have its images, encoded by the networks as they are."""
+        if not self.has_images:
+            return batch
+        for images, room in self._images.values():
+            torch.index_select(images, 0, batch.samples, out=room)
+        codes: dict[Any, torch.Tensor] = {}  # Networks may share an encoder.
+
+        def join(network: Any, numbers: torch.Tensor) -> torch.Tensor:
+            parts = [numbers]
+            for name in image_groups(network):
+                encoder = network.cnns[name]
+                if (encoder, name) not in codes:
+                    codes[encoder, name] = encoder(self._images[name][1])
+                parts.append(codes[encoder, name])
+            return torch.cat(parts, dim=-1) if len(parts) > 1 else numbers
+
+        return batch._replace(
+            actor_inputs=join(self._actor, batch.actor_inputs),
+            critic_inputs=join(self._critic, batch.critic_inputs),
+        )
+
+    def latents_of(self, network: Any, observations: TensorDict) -> torch.Tensor:
+        """Return what a network's layers get; images are encoded by parts of a minibatch's size."""
+        if not image_groups(network):
+            return network.get_latent(observations)
+        parts = observations.split(len(self.taken.actions))
+        return torch.cat([network.get_latent(part) for part in parts])
+
     @torch.no_grad()
     def _rollout(self) -> Minibatch:
         """Return the samples of the rollout, in its order."""
@@ -88,8 +141,8 @@ class Minibatches:
         observations, actions = storage.observations.flatten(0, 1), storage.actions.flatten(0, 1)
         return Minibatch(
             samples=torch.arange(len(actions), device=storage.device),
-            actor_inputs=self._actor.get_latent(observations),
-            critic_inputs=critic.get_latent(observations) if critic else actions[:, :0],
+            actor_inputs=numbers_of(self._actor, observations),
+            critic_inputs=numbers_of(critic, observations) if critic else actions[:, :0],
             actions=actions,
             values=storage.values.flatten(0, 1),
             returns=storage.returns.flatten(0, 1),

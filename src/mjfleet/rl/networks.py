@@ -135,6 +135,41 @@ def model_class(name: str, load: Callable[..., Any]) -> type[models.MLPModel]:
     return load(name, models.MLPModel) if ":" in name else getattr(models, name)
 
 
+def lacking(agent: AgentConfig, load: Callable[..., Any]) -> str | None:
+    """Return what a configuration asks for and our PPO lacks, which rsl_rl's update has.
+
+    It normalises observations once per update, and encodes images in each minibatch.
+    """
+    algorithm, base = agent.algorithm, models.MLPModel
+    kinds = (base,) if algorithm.ties_weights else (base, models.CNNModel)
+    known = [kind.get_latent for kind in kinds]
+    for name in (agent.actor.class_name, agent.critic.class_name):
+        kind = model_class(name, load)
+        is_known = kind.forward is base.forward and kind.get_latent in known
+        if not (is_known or agent.is_recurrent):
+            return f"network {name} with a forward pass of its own"
+    what = {
+        "a recurrent network": agent.is_recurrent,
+        "random network distillation": algorithm.rnd_cfg is not None,
+        "symmetry": algorithm.mirrors_samples,
+        "torch.compile": agent.torch_compile_mode is not None,
+        f"the optimiser {algorithm.optimizer}": algorithm.optimizer == "rmsprop",
+    }
+    return next((name for name, is_wanted in what.items() if is_wanted), None)
+
+
+def image_groups(network: Any) -> list[str]:
+    """Return the groups of images that a network's convolutions encode."""
+    return getattr(network, "obs_groups_2d", [])
+
+
+def numbers_of(network: Any, observations: TensorDict) -> torch.Tensor:
+    """Return the normalised observations of a network `(samples, size)`, without its images."""
+    if network.obs_groups:
+        return models.MLPModel.get_latent(network, observations)
+    return next(network.parameters()).new_empty(len(observations), 0)
+
+
 def _without_added(plain: dict[str, Any], base: type[Any]) -> dict[str, Any]:
     """Return a configuration without the fields that a class derived from `base` adds."""
     known = {field.name for field in fields(base)}

@@ -18,7 +18,7 @@ def update_normalizers(alg: Any) -> None:
     """
     observations, collectives = alg.storage.observations.flatten(0, 1), alg.collectives
     networks = (alg.actor, alg.critic) if alg.config.learns_values else (alg.actor,)
-    for network in (network for network in networks if network.obs_normalization):
+    for network in (x for x in networks if x.obs_normalization and x.obs_groups):
         inputs = torch.cat([observations[group] for group in network.obs_groups], dim=-1)
         var = torch.var(inputs, dim=0, unbiased=False, keepdim=True)
         mean = own_mean = torch.mean(inputs, dim=0, keepdim=True)

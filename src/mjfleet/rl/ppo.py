@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from rsl_rl import models
 from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 from tensordict import TensorDict
 from torch.distributions import Normal
@@ -27,9 +26,8 @@ from mjfleet.rl.equivariance import Equivariance
 from mjfleet.rl.graph_capture import Captured
 from mjfleet.rl.group_advantages import group_advantages
 from mjfleet.rl.learner import Load, Setup
-from mjfleet.rl.loss_check import stack_parts
 from mjfleet.rl.minibatches import Minibatch, Minibatches, forget_nodes, room_for_distribution
-from mjfleet.rl.networks import augmentation, model_class
+from mjfleet.rl.networks import augmentation, lacking
 from mjfleet.rl.normalizers import update_normalizers
 from mjfleet.sim.deferred import Deferred, read
 
@@ -60,11 +58,8 @@ class PPO(Algorithm):
         self._time_outs = torch.zeros_like(storage.dones)
         self._last_observations = storage.observations[0].clone()  # Those after a rollout.
         self.minibatches = Minibatches(self.actor, self.critic, storage, config)
-        self._batch = self.minibatches.batches[0].map(torch.clone)
-        self._cpu = choose_backprop(self, self._capture is None, len(self._batch.actions))
-        self._clipped = gradient.split(
-            [self.actor, self.critic, *([self.extra] if self.extra else [])]
-        )
+        self._cpu = choose_backprop(self, self._capture is None)
+        self._clipped = gradient.split(self.networks().values())
         self.name_losses(("value", "surrogate", "entropy")[0 if config.learns_values else 1 :])
         # A number for a graph to read. On a CPU it is as exact as Python's.
         dtype = torch.float64 if self.device == "cpu" else torch.float32
@@ -78,22 +73,7 @@ class PPO(Algorithm):
 
     @classmethod
     def requires(cls, agent: AgentConfig, load: Load) -> str | None:
-        """Return what this update lacks, which rsl_rl's has."""
-        algorithm, base = agent.algorithm, models.MLPModel
-        # It computes observations' latents once per update, and gradients of the layers after them.
-        for name in (agent.actor.class_name, agent.critic.class_name):
-            kind = model_class(name, load)
-            has_own = kind.forward is not base.forward or kind.get_latent is not base.get_latent
-            if has_own and not agent.is_recurrent:
-                return f"network {name} with a forward pass of its own"
-        lacking = {
-            "a recurrent network": agent.is_recurrent,
-            "random network distillation": algorithm.rnd_cfg is not None,
-            "symmetry": algorithm.mirrors_samples,
-            "torch.compile": agent.torch_compile_mode is not None,
-            f"the optimiser {algorithm.optimizer}": algorithm.optimizer == "rmsprop",
-        }
-        return next((what for what, is_wanted in lacking.items() if is_wanted), None)
+        return lacking(agent, load)
 
     def check(self, obs: TensorDict) -> None:
         loss_check.check(self, obs)
@@ -184,7 +164,7 @@ class PPO(Algorithm):
         self._totals.zero_()
         for _ in range(self.num_learning_epochs):
             for batch in self.minibatches.batches:
-                self._take(batch)
+                self.minibatches.take(batch, copies=self._capture is not None)
                 self._backward()
                 if self.is_distributed:
                     self.reduce_parameters()
@@ -237,7 +217,7 @@ class PPO(Algorithm):
     def _compute_returns(self) -> None:
         """Compute values and returns of the rollout, as rsl_rl does."""
         storage = self.storage
-        inputs = self.critic.get_latent(storage.observations.flatten(0, 1))
+        inputs = self.minibatches.latents_of(self.critic, storage.observations.flatten(0, 1))
         if self._cpu:
             self._cpu.predict_values(inputs, storage.values.flatten(0, 1))
         else:
@@ -254,26 +234,20 @@ class PPO(Algorithm):
             advantage = errors[step] + decays[step] * advantage
             torch.add(advantage, storage.values[step], out=storage.returns[step])
 
-    def _take(self, batch: Minibatch) -> None:
-        """Let the next gradients be those of `batch`. A graph reads from fixed addresses."""
-        if self._capture is None:
-            self._batch = batch
-        else:
-            torch.ops.aten._foreach_copy_(self._batch.tensors(), batch.tensors())
-
     def _compute_gradients(self) -> None:
         """Write the minibatch's gradients and KL divergence; add the parts of its loss."""
-        batch, actor, gradient = self._batch, self.actor, self.gradient
+        batch, actor, gradient = self.minibatches.taken, self.actor, self.gradient
         if self._cpu:
-            self._totals += self._cpu.compute_gradients(batch)
+            self._totals += self._cpu.compute_gradients(self.minibatches.encode(batch))
             return
         gradient.flat.zero_()
         # Autocast's cache of rounded weights is of no use, and would outlive a capture.
         device, rounds = batch.actions.device.type, self.config.use_mixed_precision
         with torch.autocast(device, torch.bfloat16, rounds, cache_enabled=False):
+            batch = self.minibatches.encode(batch)
             total, parts = self.loss(batch)
             with torch.no_grad():
-                losses = stack_parts(self, parts, self._loss_names)
+                losses = loss_check.stack_parts(self, parts, self._loss_names)
                 now = actor.output_distribution_params
                 gradient.kl.copy_(actor.get_kl_divergence(batch.distribution, now).mean())
         total.backward()
