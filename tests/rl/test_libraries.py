@@ -11,11 +11,12 @@ import jax
 import numpy as np
 import pytest
 import torch
+from rsl_rl import algorithms
 
 from mjfleet.rl.adapters.rl_games_adapter import RlGamesPPO
 from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
-from mjfleet.rl.algorithm import Algorithm
+from mjfleet.rl.learner import Learner
 
 from ..conftest import Output, Refusal, only_run, rows
 from .test_ppo import agent, learn
@@ -25,6 +26,7 @@ jax.config.update("jax_disable_most_optimizations", True)  # What is compiled he
 
 ALIKE = {"schedule": "fixed", "num_mini_batches": 1, "use_clipped_value_loss": False}
 """Where all compute the same: skrl clips values in another way, and each has its minibatches."""
+PARTS = "actor", "critic", "optimizer"
 CASES: dict[str, dict[str, Any]] = {
     "normalised": {"normalised": True},
     "logarithm of the deviation": {"distribution": {"std_type": "log", "init_std": 0.5}},
@@ -35,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", [SkrlPPO, RlGamesPPO])
 @pytest.mark.parametrize("case", CASES)
-def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, kind: type[Algorithm]) -> None:
+def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, kind: type[Learner]) -> None:
     config = agent(**CASES[case] | {"algorithm": ALIKE | CASES[case].get("algorithm", {})})
     ours, losses = learn(kind, config, updates=1)
     theirs, their_losses = learn(None, config, updates=1)
@@ -58,6 +60,19 @@ def test_rl_games_clips_values_as_rsl_rl_does() -> None:
     assert max((other[key] - value).abs().max() for key, value in theirs.items()) > 1e-4
 
 
+@pytest.mark.parametrize("kind", [SkrlPPO, JaxPPO, RlGamesPPO])
+def test_each_is_a_learner_that_steps_at_its_optimisers_rate(kind: type[Learner]) -> None:
+    assert not issubclass(kind, algorithms.PPO)
+    assert not hasattr(kind, "step")
+    config = agent(algorithm=ALIKE)
+    alg, _ = learn(kind, config, updates=0)
+    schedule, rate = torch.optim.lr_scheduler.ExponentialLR(alg.optimizer, 0.5), alg.learning_rate
+    learn(None, config, updates=1, alg=alg)
+    schedule.step()
+    learn(None, config, updates=1, alg=alg)
+    assert alg.learning_rate == alg.optimizer.param_groups[0]["lr"] == rate / 2
+
+
 def test_rl_games_adapts_the_learning_rate_and_leaves_a_remainder_out() -> None:
     config = agent(algorithm={"desired_kl": 0.002, "num_mini_batches": 3})
     alg, losses = learn(RlGamesPPO, config, updates=1)
@@ -76,7 +91,7 @@ def test_each_goes_on_from_what_another_has_saved() -> None:
     learn(None, config, updates=2, alg=algs[0])
     for begun, other in pairwise(algs):
         before = weights(begun)
-        other.load(copy.deepcopy(begun.save()), None, strict=True)
+        other.restore(copy.deepcopy(begun.save()), PARTS)
         for alg in (begun, other):
             learn(None, config, updates=2, alg=alg)
         moved = max((value - before[key]).abs().max() for key, value in weights(begun).items())
@@ -86,7 +101,7 @@ def test_each_goes_on_from_what_another_has_saved() -> None:
     saved, ends = copy.deepcopy(algs[1].save()), []
     for _ in range(2):
         np.random.seed(1)
-        algs[1].load(copy.deepcopy(saved), None, strict=True)
+        algs[1].restore(copy.deepcopy(saved), PARTS)
         learn(JaxPPO, config, updates=1, alg=algs[1])
         ends.append(weights(algs[1]))
     assert all(torch.equal(ends[0][key], value) for key, value in ends[1].items())

@@ -18,7 +18,7 @@ from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.build_algorithm import build_algorithm
 from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.graph_capture import Capture
-from mjfleet.rl.learner import Setup, Step
+from mjfleet.rl.learner import Learner, Setup, Step
 from mjfleet.rl.minibatches import Minibatch
 from mjfleet.rl.networks import rsl_rl_config
 from mjfleet.rl.ppo import PPO
@@ -102,7 +102,7 @@ def observations(images: Literal["", "floats", "bytes"] = "") -> TensorDict:
 
 
 def learn(
-    kind: Callable[..., Algorithm] | None,
+    kind: Callable[..., Learner] | None,
     config: AgentConfig,
     updates: int,
     alg: Any = None,
@@ -129,22 +129,27 @@ def learn(
         else:
             alg = build_algorithm(kind, Setup(env, config, "cpu", 1, load, Collectives(), capture))
         alg.train_mode()
+    is_learner = isinstance(alg, Learner)
     for update in range(updates):
         torch.manual_seed(update)  # rsl_rl draws actions, which nobody needs, while it updates.
         with torch.inference_mode():
             seen = observations(images)
             for _ in range(STEPS):
-                actions = alg.act(seen)
+                before, actions = seen, alg.act(seen)
                 seen = observations(images)
                 dones = torch.rand(WORLDS) < 0.2
                 time_outs = dones & (torch.rand(WORLDS) < 0.5)
                 rewards = actions.sum(dim=1) + torch.randn(WORLDS)
-                alg.process_env_step(seen, rewards, dones, {"time_outs": time_outs})
-            alg.compute_returns(seen)
+                if is_learner:
+                    alg.record(before, actions, Step(seen, rewards, dones, time_outs))
+                else:
+                    alg.process_env_step(seen, rewards, dones, {"time_outs": time_outs})
+            if not is_learner:
+                alg.compute_returns(seen)
             # The adaptive schedule would follow what rounding leaves of a divergence that is zero.
             for parameter in alg.actor.parameters() if perturbs else ():
                 parameter.data += 0.02 * torch.randn_like(parameter)
-        losses = alg.update()
+        losses = read(alg.learn())[0] if is_learner else alg.update()
     return alg, losses
 
 

@@ -23,7 +23,7 @@ from mjfleet.rl.build_algorithm import build_algorithm
 from mjfleet.rl.collectives import PIECE_BYTES, Collectives
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.evaluator import Evaluator
-from mjfleet.rl.learner import Setup
+from mjfleet.rl.learner import Learner, Setup, Step
 from mjfleet.rl.networks import rsl_rl_config
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.replica_checksum import OutOfStepError
@@ -70,7 +70,7 @@ class Ranks:
         env = build_task("cartpole-balance", "native", "cpu", num_envs=8)
         return Runner(env, config, "cpu", 1, FOUND.load, self.collectives, **parts)
 
-    def algorithm(self, kind: type[Algorithm] | None, config: AgentConfig) -> Any:
+    def algorithm(self, kind: type[Learner] | None, config: AgentConfig) -> Any:
         """An algorithm with the same networks on every rank and a rollout that differs.
 
         None stands for rsl_rl's stock PPO.
@@ -92,17 +92,23 @@ class Ranks:
 
     def rollout(self, alg: Any, steps: int = 8) -> None:
         with torch.inference_mode():
-            observations = self.env.get_observations()
+            after = self.env.get_observations()
             for _ in range(steps):
-                observations, rewards, dones, extras = self.env.step(alg.act(observations))
-                alg.process_env_step(observations, rewards + self.rank, dones, extras)
-            alg.compute_returns(observations)
+                before, actions = after, alg.act(after)
+                after, rewards, dones, extras = self.env.step(actions)
+                rewards = rewards + self.rank
+                if isinstance(alg, Learner):
+                    alg.record(before, actions, Step(after, rewards, dones, extras["time_outs"]))
+                else:
+                    alg.process_env_step(after, rewards, dones, extras)
+            if not isinstance(alg, Learner):
+                alg.compute_returns(after)
 
-    def learn(self, kind: type[Algorithm] | None, config: AgentConfig, updates: int = 3) -> Any:
+    def learn(self, kind: type[Learner] | None, config: AgentConfig, updates: int = 3) -> Any:
         alg = self.algorithm(kind, config)
         for _ in range(updates):
             self.rollout(alg)
-            alg.update()
+            read(alg.learn()) if isinstance(alg, Learner) else alg.update()
         return alg
 
 
@@ -395,10 +401,10 @@ def count_of_libraries(ranks: Ranks, folder: str) -> dict[str, int]:
     return reductions(ranks, (SkrlPPO, JaxPPO))
 
 
-def reductions(ranks: Ranks, kinds: Sequence[type[Algorithm]]) -> dict[str, int]:
+def reductions(ranks: Ranks, kinds: Sequence[type[Any]]) -> dict[str, int]:
     counts = dict.fromkeys((kind.__name__ for kind in kinds), 0)
 
-    def counted(kind: type[Algorithm]) -> type[Algorithm]:
+    def counted(kind: type[Any]) -> type[Any]:
         def reduce_parameters(self: Any) -> None:
             counts[kind.__name__] += 1
             kind.reduce_parameters(self)
@@ -453,6 +459,8 @@ def test_graphs_between_reductions_give_what_calls_give(found: list[dict[str, An
 def normalise(ranks: Ranks, folder: str) -> dict[str, Any]:
     alg = ranks.algorithm(Algorithm, agent())
     ranks.rollout(alg)
+    with torch.inference_mode():
+        alg.compute_returns(ranks.env.get_observations())
     rollout = alg.storage
     found = {
         "advantages": rollout.advantages.clone(),

@@ -30,7 +30,7 @@ RSL_RL_ALONE = (
     "algorithm.use_mixed_precision", "algorithm.backprop", "algorithm.learning_threads",
     "torch_compile_mode",
 )  # fmt: skip
-"""Settings whose defaults alone other libraries know."""
+"""Settings whose defaults alone other libraries know. Learners are not asked: they import torch."""
 NOT_IN_NAMES = "/\\#?%:"
 NAME = Rule(
     lambda v: 0 < len(v.strip()) <= 128 and not set(v) & set(NOT_IN_NAMES),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box
 
-from mjfleet.rl.adapters.library_ppo import LibraryPPO, Observations
+from mjfleet.rl.adapters.library_ppo import Inputs, LibraryPPO
 
 with ExitStack() as imported:
     # skrl would connect the ranks by NCCL, even on CPUs.
@@ -23,84 +23,74 @@ with ExitStack() as imported:
 class SkrlPPO(LibraryPPO):
     """skrl's PPO in PyTorch, which trains our networks directly."""
 
+    _array: Any = staticmethod(lambda tensor: tensor)
+    """Returns a tensor as an array of skrl's framework."""
+
     def _make_agent(self) -> Any:
         agent = self._build(PPO, RandomMemory, _Policy, _Value, self.device)
         agent.optimizer = self.optimizer
-        if self.is_adaptive:
-            schedule: Any = KLAdaptiveLR(self.optimizer, kl_threshold=self.config.desired_kl)
-            step, agent.scheduler = schedule.step, schedule
-            schedule.step = lambda kl: step(self._mean_kl(kl))
+        if self.schedule == "adaptive":
+            agent.scheduler = _Schedule(self.optimizer, kl_threshold=self.config.desired_kl)
+            agent.scheduler.mean_kl = self._mean_kl
         return agent
 
-    def _array(self, tensor: torch.Tensor) -> Any:
-        """Return a tensor as an array of skrl's framework."""
-        return tensor
-
-    def _train(self) -> None:
-        """Have the agent update networks, optimiser and learning rate from its memory."""
-        self.agent.update(timestep=0, timesteps=0)
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]
-
-    def _learn(self, observations: Observations, after: Observations) -> dict[str, float]:
-        storage, memory = self.storage, self.agent.memory
+    def _update(self, seen: Inputs, after: Inputs) -> dict[str, float]:
+        storage, agent = self.storage, self.agent
         # Held until the update ends: JAX may read a tensor's memory later than it says.
         rollout = {
-            "observations": observations["actor"],
-            "states": observations["critic"],
-            "actions": storage.actions,
-            "rewards": storage.rewards,
-            "terminated": storage.dones.bool(),
-            "log_prob": storage.actions_log_prob,
-            "values": storage.values,
-        }
+            "observations": seen["actor"], "states": seen["critic"], "actions": storage.actions,
+            "rewards": storage.rewards, "terminated": storage.dones.bool(),
+            "log_prob": storage.actions_log_prob, "values": storage.values,
+        }  # fmt: skip
         for name, tensor in rollout.items():
-            memory.set_tensor_by_name(name, self._array(tensor))
-        memory.filled = True
-        self.agent._current_next_observations = self._array(after["actor"])
-        self.agent._current_next_states = self._array(after["critic"])
-        self._train()
-        tracked = {name: values[-1] for name, values in self.agent.tracking_data.items()}
-        self.agent.tracking_data.clear()
+            agent.memory.set_tensor_by_name(name, self._array(tensor))
+        agent.memory.filled = True
+        agent._current_next_observations = self._array(after["actor"])
+        agent._current_next_states = self._array(after["critic"])
+        agent.update(timestep=0, timesteps=0)
+        tracked = {name: values[-1] for name, values in agent.tracking_data.items()}
+        agent.tracking_data.clear()
         return {
             "value": tracked["Loss / Value loss"] / (self.config.value_loss_coef or 1.0),
             "surrogate": tracked["Loss / Policy loss"],
             "entropy": self.actor.output_entropy.mean().item(),
         }
 
-    def _build(
-        self, ppo: Any, memory: Any, policy: Any, value: Any, device: str, **settings: Any
-    ) -> Any:
-        """Build an agent from a framework's classes; `settings` are skrl's, besides the common."""
-        sizes = {
-            "observation_space": self.actor.obs_dim,
-            "state_space": self.critic.obs_dim,
-            "action_space": self.storage.actions.shape[-1],
-        }
-        place: dict[str, Any] = {name: Box(-np.inf, np.inf, (n,)) for name, n in sizes.items()}
-        place["device"] = device
-        steps, config = self.storage.num_transitions_per_env, self.config
-        common = {
-            "rollouts": steps,
-            "learning_epochs": config.num_learning_epochs,
-            "mini_batches": config.num_mini_batches,
-            "discount_factor": config.gamma,
-            "gae_lambda": config.lam,
-            "learning_rate": self.learning_rate,
-            "ratio_clip": config.clip_param,
+    def _build(self, ppo: Any, memory: Any, policy: Any, value: Any, device: str | None) -> Any:
+        """Build an agent from a framework's classes; no `device`: the framework has only one."""
+        actor, critic, storage, config = self.actor, self.critic, self.storage, self.config
+        sizes = actor.obs_dim, critic.obs_dim, storage.actions.shape[-1]
+        spaces = (Box(-np.inf, np.inf, (size,)) for size in sizes)
+        names = "observation_space", "state_space", "action_space"
+        place: Any = dict(zip(names, spaces, strict=True)) | {"device": device}
+        steps = storage.num_transitions_per_env
+        settings = {
+            "rollouts": steps, "learning_epochs": config.num_learning_epochs,
+            "mini_batches": config.num_mini_batches, "ratio_clip": config.clip_param,
+            "discount_factor": config.gamma, "gae_lambda": config.lam,
             "value_clip": config.clip_param if config.use_clipped_value_loss else 0.0,
             "grad_norm_clip": 0.0,  # `_finish_gradients` clips, because the ranks average first.
-            "entropy_loss_scale": config.entropy_coef,
-            "value_loss_scale": config.value_loss_coef,
+            "entropy_loss_scale": config.entropy_coef, "value_loss_scale": config.value_loss_coef,
             "experiment": {"write_interval": 0, "checkpoint_interval": 0},  # skrl writes nothing.
-        }
+        }  # fmt: skip
         agent = ppo(
-            models={"policy": policy(self.actor, **place), "value": value(self.critic, **place)},
-            memory=memory(memory_size=steps, num_envs=self.storage.num_envs, device=device),
-            cfg=common | settings,
+            models={"policy": policy(actor, **place), "value": value(critic, **place)},
+            memory=memory(memory_size=steps, num_envs=storage.num_envs, device=device),
+            cfg=settings,
             **place,
         )
         agent.init()
         return agent
+
+
+class _Schedule(KLAdaptiveLR):
+    """skrl's adaptive learning rate, which follows the divergence of all ranks."""
+
+    mean_kl: Any
+
+    def step(self, kl: Any = None, *, epoch: int | None = None) -> None:
+        """Adapt the rate; torch's constructor calls this without a divergence."""
+        super().step(None if kl is None else self.mean_kl(kl), epoch=epoch)
 
 
 class _Policy(GaussianMixin, Model):

@@ -1,9 +1,7 @@
 """skrl's PPO in JAX; skrl_adapter.py has the one in PyTorch. Runs in a worker."""
 
 import os
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +9,7 @@ import torch
 from torch import nn
 
 from mjfleet.errors import UserError
+from mjfleet.rl.adapters.library_ppo import Inputs
 from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 
 # isort: split
@@ -23,65 +22,61 @@ from skrl.models.jax.base import StateDict
 from skrl.resources.schedulers.jax import KLAdaptiveLR
 
 
+def _array(tensor: torch.Tensor) -> Any:
+    return jnp.from_dlpack(tensor.detach().contiguous())
+
+
 class JaxPPO(SkrlPPO):
     """skrl's PPO in JAX. Its gradients step our optimiser, whose parameters JAX reads."""
 
+    _array = staticmethod(_array)
+
     def _make_agent(self) -> Any:
         config.jax.device = _use(self.device)
-        policy, value = (partial(self._make_model, kind) for kind in (_Policy, _Value))
-        schedule = {"learning_rate_scheduler": self._kl_adaptive}
-        agent = self._build(PPO, RandomMemory, policy, value, config.jax.device, **schedule)
-        agent.policy_optimizer = agent.value_optimizer = self  # See `step`.
+        agent = self._build(PPO, RandomMemory, _Policy, _Value, None)
+        both = _Optimizer(self.optimizer, agent.policy, agent.value)
+        agent.policy_optimizer = agent.value_optimizer = both
+        if self.schedule == "adaptive":  # The policy's rate is that of both.
+            adapt: Any = KLAdaptiveLR(kl_threshold=self.config.desired_kl)
+            agent.policy_scheduler_type = KLAdaptiveLR
+            agent.policy_scheduler = lambda _, *, lr, kl: adapt(_, lr=lr, kl=self._mean_kl(kl))
         return agent
 
-    def _kl_adaptive(self) -> Callable[..., float]:
-        """Return skrl's schedule by the KL divergence of all ranks. skrl looks at this name."""
-        adapt: Any = KLAdaptiveLR(kl_threshold=self.config.desired_kl)
-
-        def schedule(step: int, *, lr: float, kl: float) -> float:
-            return adapt(step, lr=lr, kl=self._mean_kl(kl)) if self.is_adaptive else lr
-
-        return schedule
-
-    def _make_model(self, kind: Any, network: nn.Module, **place: Any) -> Any:
-        """Return a model that has the parameters of its network."""
-        model = kind(network, **place)
-        model.state_dict = StateDict.create(apply_fn=model.apply, params=self._tree(network))
-        return model
-
-    def _array(self, tensor: torch.Tensor) -> Any:
-        return jnp.from_dlpack(tensor.detach().contiguous())
-
-    def _tree(self, network: nn.Module) -> dict[str, Any]:
-        """Return the parameters as arrays by their names, nested as flax does."""
-        return {"params": {name: self._array(p) for name, p in network.named_parameters()}}
-
-    def _train(self) -> None:
+    def _update(self, seen: Inputs, after: Inputs) -> dict[str, float]:
         agent = self.agent
-        self.gradient.attach()
-        self._read_parameters()
-        agent.policy_learning_rate = agent.value_learning_rate = self.learning_rate
-        agent.update(timestep=0, timesteps=0)
+        agent.policy_learning_rate = self.optimizer.param_groups[0]["lr"]
+        _read_parameters(agent.policy)
+        _read_parameters(agent.value)
+        losses = super()._update(seen, after)
         self.set_learning_rate(agent.policy_learning_rate)
+        return losses
 
-    @torch.no_grad()
-    def step(self, *, grad: Any, model: Any, lr: float) -> "JaxPPO":
-        """Take a network's gradients, in the place of skrl's two optimisers; step ours with both.
+
+class _Optimizer(NamedTuple):
+    """An optimiser for skrl, which steps torch's for the networks of both models at once.
+
+    With skrl's own, no other library could continue, and ranks would average twice a minibatch.
+    """
+
+    optimizer: torch.optim.Optimizer
+    policy: Any
+    value: Any
+
+    def step(self, *, grad: Any, model: Any, lr: float | None) -> "_Optimizer":
+        """Take a model's gradients, and step by those of both once the value's are there, the last.
 
         What JAX computes from the parameters is done once the gradients are there.
         """
         for name, parameter in model.network.named_parameters():
             if parameter.requires_grad:
-                parameter.grad.copy_(torch.from_dlpack(grad["params"][name]))
-        if model is self.agent.value:  # The second one in each minibatch.
-            self.set_learning_rate(lr)
+                parameter.grad = torch.from_dlpack(grad["params"][name]).clone()
+        for group in self.optimizer.param_groups if lr else ():
+            group["lr"] = lr
+        if model is self.value:
             self.optimizer.step()
-            self._read_parameters()
+            _read_parameters(self.policy)
+            _read_parameters(self.value)
         return self
-
-    def _read_parameters(self) -> None:
-        for model in (self.agent.policy, self.agent.value):
-            model.state_dict = model.state_dict.replace(params=self._tree(model.network))
 
 
 class _Policy(GaussianMixin, Model):
@@ -92,6 +87,7 @@ class _Policy(GaussianMixin, Model):
     def __init__(self, network: Any, **place: Any) -> None:
         Model.__init__(self, **place)
         self.network = network
+        _read_parameters(self)
         GaussianMixin.__init__(self, clip_log_std=False)
 
     def __call__(self, inputs: dict[str, Any], role: str) -> tuple[Any, dict[str, Any]]:
@@ -115,10 +111,17 @@ class _Value(DeterministicMixin, Model):
     def __init__(self, network: Any, **place: Any) -> None:
         Model.__init__(self, **place)
         self.network = network
+        _read_parameters(self)
         DeterministicMixin.__init__(self)
 
     def __call__(self, inputs: dict[str, Any], role: str) -> tuple[Any, dict[str, Any]]:
         return _forward(self.network.mlp, self.variables["params"], inputs["states"]), {}
+
+
+def _read_parameters(model: Any) -> None:
+    """Let JAX compute with the network's parameters, by their names, nested as flax does."""
+    arrays = {name: _array(p) for name, p in model.network.named_parameters()}
+    model.state_dict = StateDict.create(apply_fn=model.apply, params={"params": arrays})
 
 
 def _forward(mlp: Any, parameters: Any, rows: Any) -> Any:
