@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from mjfleet.cli.completion import candidates
 from mjfleet.cli.help import COMMON
@@ -321,6 +320,8 @@ def test_the_tasks_own_flags_come_first_then_common_ones_then_values(
 
 def test_what_an_agent_of_a_wandb_sweep_types_trains() -> None:
     """Fill in the command of the documented sweep as W&B's agent does."""
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
     page = (REPOSITORY / "docs/clusters.md").read_text()
     (text,) = re.findall("^```yaml\n(program: .*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
     sweep = yaml.safe_load(text)

@@ -24,6 +24,8 @@ OWN = [name for name, found in BUNDLED.items() if not found.task.packages]
 KINDS = "cartpole-balance", "go1-velocity-rough", "panda-lift"
 """One of each kind; the others are slow."""
 ENGINES = [("native", "cpu"), ("warp", "cpu")]
+QUICK = {(KINDS[0], "warp"), *((name, "native") for name in KINDS)}
+"""Warp compiles kernels for each model."""
 
 
 def build_task(
@@ -106,14 +108,18 @@ def no_host_synchronisation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("engine", "device"), ENGINES)
 @pytest.mark.parametrize(
-    "name", [n if n in KINDS else pytest.param(n, marks=pytest.mark.slow) for n in OWN]
+    ("name", "engine"),
+    [
+        pytest.param(name, engine, marks=() if (name, engine) in QUICK else pytest.mark.slow)
+        for name in OWN
+        for engine, _ in ENGINES
+    ],
 )
 def test_no_bundled_task_waits_for_the_device(
-    name: str, engine: str, device: str, monkeypatch: pytest.MonkeyPatch
+    name: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env = build_task(name, engine, device)
+    env = build_task(name, engine, "cpu")
     env.episode_length_buf[:4] = env.max_episode_length - 1  # So that worlds are reset too.
     actions = torch.zeros(env.num_envs, env.num_actions)
     with torch.inference_mode():

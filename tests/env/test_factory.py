@@ -1,6 +1,6 @@
 """Building an environment: the room that contacts and constraints get."""
 
-from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mujoco
@@ -9,17 +9,44 @@ import torch
 
 from mjfleet.env.factory import build_env
 from mjfleet.errors import UserError
+from mjfleet.registry import find_task
 
+from ..conftest import TESTS, write_task
 from .test_env import BUNDLED
 
 GEOM = "<mujoco><worldbody><geom/></worldbody></mujoco>"  # Its size is 0.
 NO_FILE = "<mujoco><asset><mesh file='none.obj'/></asset></mujoco>"
+BOX_CONFIG = """
+from mjfleet.config import EnvConfig, Task
+TASKS = {"box": Task(summary="A box.", env=EnvConfig(num_envs=4, nconmax=17), env_class="env:Box")}
+"""
+BOX_ENV = """
+from mjfleet.env import Env
 
 
-def test_room_on_warp_is_what_a_short_run_needs_unless_it_is_given() -> None:
-    found = BUNDLED["go1-velocity-flat"]
-    config = found.defaults().with_num_envs(4)
-    config = replace(config, env=replace(config.env, nconmax=17))
+class Box(Env):
+    model_file = "model.xml"
+
+    def reset_worlds(self, mask):
+        pass
+
+    def apply(self, action):
+        self.sim.ctrl[:] = action
+
+    def observe(self):
+        return dict.fromkeys(("actor", "critic"), self.sim.qvel)
+
+    def rewards(self):
+        return {"speed": self.sim.qvel[:, 2]}
+"""
+PUSH = '<actuator><motor joint="root" gear="1 0 0 0 0 0"/></actuator></mujoco>'
+
+
+def test_room_on_warp_is_what_a_short_run_needs_unless_it_is_given(tmp_path: Path) -> None:
+    """A box falls onto a floor, which it touches at four points."""
+    model = (TESTS / "models/box.xml").read_text().replace("</mujoco>", PUSH)
+    found = find_task("box", write_task(tmp_path, "box", BOX_CONFIG, BOX_ENV, model))
+    config = found.defaults()
     torch.manual_seed(3)
     env = build_env(found, config, "warp", "cpu", 1)
     numbers = torch.rand(2)

@@ -30,6 +30,8 @@ PRODUCTS = {
 }  # fmt: skip
 """What cuBLAS and cuDNN compute in TF32 where that is on."""
 TO_NUMPY = {torch.Tensor.numpy, torch.Tensor.__array__}
+PLAIN = int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format
+"""Types of arguments that hold no tensor."""
 MOVES = {torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.type_as}
 
 
@@ -171,6 +173,15 @@ class _Dispatch(TorchDispatchMode):
 
 
 def _tensors(found: Any) -> list[torch.Tensor]:
+    """Return all tensors in order. Most arguments are plain, for which `tree_leaves` is slow."""
+    if isinstance(found, torch.Tensor):
+        return [found]
+    if isinstance(found, dict):
+        found = [*found.values()]
+    if isinstance(found, tuple | list):
+        return [tensor for part in found for tensor in _tensors(part)]
+    if found is None or isinstance(found, PLAIN):
+        return []
     return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
 
 

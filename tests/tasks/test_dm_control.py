@@ -14,7 +14,6 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-from scipy.stats import ks_2samp
 
 from mjfleet.env import Env, EnvShard
 from mjfleet.tools.export.robot_metadata import describe
@@ -110,6 +109,8 @@ def starts(env: Env[Any]) -> np.ndarray:
 
 def check_starts(env: Env[Any], oracle: Any) -> None:
     """Check that dm_control's episodes start from the same distributions."""
+    from scipy.stats import ks_2samp
+
     rows = []
     for _ in range(STATES):
         first, data = oracle.reset(), oracle.physics.data
