@@ -254,7 +254,7 @@ def test_every_flag_in_the_documentation_exists(output: Output, tmp_path: Path) 
         "--env.payload",
         "--env.spread",
     }  # Fields.
-    known |= {"--agent.algorithm.target-kl"}  # A field that networks.md declares.
+    known |= {"--agent.algorithm.target-kl", "--agent.algorithm.tau"}  # networks.md declares them.
     known |= set(FLAG.findall(output("play", "cartpole-balance", "--help")))
     parts = ["doctor", "submit slurm", "submit sky", "submit k8s", "plot", "compare", "sweep"]
     for what in (*parts, "new-task", "report", "runs", "export", "inspect", "bench"):

@@ -8,39 +8,82 @@ import os
 import sys
 import traceback
 import zlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from mjfleet.config import Task, TrainConfig, from_dict, to_dict
-from mjfleet.config.validation import FOLDER_NAME
+from mjfleet.config import AlgorithmConfig, PPOConfig, Task, TrainConfig, from_dict, to_dict
+from mjfleet.config.dict_conversion import value_at
+from mjfleet.config.train_config import ALGORITHM
+from mjfleet.config.validation import FOLDER_NAME, is_class_path
 from mjfleet.errors import UserError
 from mjfleet.utils.packages import need_extra
 from mjfleet.utils.same_folder import same_folder
 
 TASKS_VARIABLE = "MJFLEET_TASKS"
+FRAMEWORKS = "mjfleet", "rsl_rl"
 MOST_LISTED = 5  # Tasks that have a part of a name in theirs.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FoundTask:
     """A task and the folder it was found in."""
 
     name: str
     folder: Path
     task: Task
+    beside: tuple[Path, ...] = ()
+    """Folders of tasks, in which modules of classes may be that the configuration names."""
 
-    def defaults(self) -> TrainConfig:
-        """Return the task's configuration before files and flags, with its name as experiment."""
+    def defaults(self, algorithm: str | None = None) -> TrainConfig:
+        """Return the task's configuration before files and flags, with its name as experiment.
+
+        With another `algorithm`, `module:Class` or one of ours, its configuration is that class's.
+
+        Raises:
+            UserError: the task's configuration is wrong, or the class cannot be loaded.
+        """
         agent = self.task.agent
         name = agent.experiment_name or self.name
         config = TrainConfig(env=self.task.env, agent=replace(agent, experiment_name=name))
         try:
-            return from_dict(config, to_dict(config))
+            config = from_dict(config, to_dict(config))
         except UserError as error:
             raise UserError(f"{self.folder / 'config.py'}, task {self.name}: {error}") from None
+        return config if algorithm is None else self.with_algorithm(config, algorithm)
+
+    def with_values(self, data: Mapping[str, Any]) -> TrainConfig:
+        """Return the configuration whose data `to_dict` returned; UserError if it does not fit."""
+        return from_dict(self.defaults(value_at(data, ALGORITHM)), data)
+
+    def with_algorithm(self, config: TrainConfig, name: str) -> TrainConfig:
+        """Return a configuration with another algorithm, `module:Class` or one of ours.
+
+        The class's own configuration keeps the values that have been set, if it is of the same
+        class as before or derived from that. UserError if the class cannot be loaded.
+        """
+        kind: Any = PPOConfig
+        usual, changed = config.agent.algorithm, dict[str, Any]()
+        if usual.name == name:
+            return config
+        if is_class_path(name):
+            kind = getattr(self.load(name, object), "Config", PPOConfig)
+            if not (isinstance(kind, type) and issubclass(kind, AlgorithmConfig)):
+                must = "a subclass of mjfleet.config.AlgorithmConfig"
+                raise UserError(f"{name}: its `Config` is {kind!r}; it must be {must}.")
+        if lacking := [f.name for f in fields(kind) if {f.default, f.default_factory} == {MISSING}]:
+            raise UserError(f"{name}: {kind.__name__}.{lacking[0]} needs a default.")
+        if isinstance(usual, kind):
+            chosen = replace(usual, name=name)
+        else:
+            if issubclass(kind, type(usual)):
+                first = type(usual)()
+                values = {field.name: getattr(usual, field.name) for field in fields(usual)}
+                changed = {n: value for n, value in values.items() if value != getattr(first, n)}
+            chosen = kind(**changed | {"name": name})
+        return replace(config, agent=replace(config.agent, algorithm=chosen))
 
     def check_packages(self) -> None:
         """Raise UserError, which says how to install them, if packages are missing."""
@@ -62,38 +105,67 @@ class FoundTask:
     def owns(self, reference: str) -> bool:
         """Return whether `module:Class` is of the task's folder, or of its installed package."""
         module = reference.partition(":")[0]
-        if module.isidentifier() and (self.folder / f"{module}.py").is_file():
+        if self.place_of(module) == self.folder:
             return True
         spec = importlib.util.find_spec(module.partition(".")[0])
         places = spec.submodule_search_locations if spec else None
         return any(self.folder.is_relative_to(place) for place in places or ())
 
+    def place_of(self, module: str) -> Path | None:
+        """Return the task's folder, or the first of `beside`, if a module is in it."""
+        parts = module.split(".")
+        if not all(map(str.isidentifier, parts)):
+            return None
+        if self.folder.joinpath(*parts).with_suffix(".py").is_file():
+            return self.folder
+        return next((place for place in self.beside if (place / f"{module}.py").is_file()), None)
+
+    def modules(self, references: Iterable[str]) -> dict[str, Path]:
+        """Return the Python files of classes `module:Class` that are not in the task's folder.
+
+        These are all that are in the same folder as the module, by their paths in a copy of the
+        task's code. Those of mjfleet and rsl_rl are left out, since a run records their versions.
+        """
+        found = dict[str, Path]()
+        for module in {one.partition(":")[0] for one in references if is_class_path(one)}:
+            place, prefix, parts = self.place_of(module), "", module.split(".")
+            if place is None and parts[0] not in FRAMEWORKS:
+                spec = importlib.util.find_spec(parts[0])
+                if spec and (places := spec.submodule_search_locations):
+                    if not Path(places[0], *parts[1:]).is_dir():
+                        parts.pop()
+                    place, prefix = Path(places[0], *parts[1:]), "/".join((*parts, ""))
+                elif spec and spec.origin:
+                    found[f"{module}.py"] = Path(spec.origin)
+            if place not in (None, self.folder):
+                found |= {f"{prefix}{file.name}": file for file in place.glob("*.py")}
+        return found
+
     @same_folder()
     def load(self, reference: str, base: type | tuple[type, ...] | None = None) -> Any:
         """Return the object `module:name` of the task folder, such as `env:CartpoleEnv`.
 
-        With a `base` it must be a subclass of that, and its module may also be an installed one, if
-        the folder has none of that name.
+        With a `base` it must be a subclass of that, and its module may also be in a folder of
+        tasks, or an installed one, if the task's folder has none of that name.
 
         Raises:
             UserError: the reference is malformed, or its module cannot be imported or lacks it, or
                 it is no subclass of `base`.
         """
         module_name, _, attribute = reference.partition(":")
-        file = self.folder / f"{module_name}.py"
-        is_own = module_name.isidentifier() and file.is_file()
-        if not is_own and base is None:
+        place = self.place_of(module_name)
+        if place != self.folder and base is None:
             raise UserError(
                 f"task {self.name}: `{reference}` must be `module:name` with a module of the "
-                f"folder {self.folder}; there is no {file.name} in it."
+                f"folder {self.folder}; there is no {module_name}.py in it."
             )
-        package, what = f"{_import_package(self.folder)}.", file.name
-        if not is_own:
-            package, what = "", f"`{module_name}`, which is not in {self.folder},"
+        package, what = "", f"`{module_name}`, which is not in {self.folder},"
+        if place:
+            package, what = f"{_import_package(place)}.", f"{module_name}.py"
         try:
             module = importlib.import_module(f"{package}{module_name}")
         except Exception as error:
-            why = _last_own_line(error, self.folder)
+            why = _last_own_line(error, place or self.folder)
             raise UserError(f"task {self.name}: {what} cannot be imported:\n{why}") from error
         if not hasattr(module, attribute):
             near = difflib.get_close_matches(attribute, vars(module))
@@ -113,6 +185,7 @@ class Registry:
 
     tasks: dict[str, FoundTask] = field(default_factory=dict)
     broken: dict[Path, str] = field(default_factory=dict)
+    roots: tuple[Path, ...] = ()
 
     def find(self, name: str) -> FoundTask:
         """Return the task with a name; a UserError suggests similar names, or lists all."""
@@ -154,7 +227,7 @@ class Registry:
                     f"two tasks are named `{name}`: one in {self.tasks[name].folder}, one in "
                     f"{folder}. Rename one of them."
                 )
-            self.tasks[name] = FoundTask(name, folder, task)
+            self.tasks[name] = FoundTask(name=name, folder=folder, task=task, beside=self.roots)
 
 
 def discover(environ: Mapping[str, str], tasks_dir: str | None = None) -> Registry:
@@ -163,16 +236,19 @@ def discover(environ: Mapping[str, str], tasks_dir: str | None = None) -> Regist
     Raises:
         UserError: a requested folder does not exist, or two tasks have the same name.
     """
-    registry = Registry()
-    for root in _roots(environ, tasks_dir):
+    registry = Registry(roots=tuple(_roots(environ, tasks_dir)))
+    for root in registry.roots:
         for file in sorted(root.glob("*/config.py")):
             registry.read(file.parent)
     return registry
 
 
-def find_task(name: str, folder: Path) -> FoundTask:
-    """Return the task with a name in one folder, for a worker that was given both."""
-    registry = Registry()
+def find_task(name: str, folder: Path, tasks_dir: str | None = None) -> FoundTask:
+    """Return the task with a name in one folder, for a worker that was given both.
+
+    Classes of its configuration may also be in `tasks_dir`.
+    """
+    registry = Registry(roots=(Path(tasks_dir),) if tasks_dir else ())
     registry.read(folder)
     return registry.find(name)
 

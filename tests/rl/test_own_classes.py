@@ -22,7 +22,7 @@ from ..conftest import REPOSITORY, SMALL, Output, Run, copy_task, only_run, rows
 
 PAGE = (REPOSITORY / "docs" / "networks.md").read_text()
 PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
-NETS, LEARNER, PENALTY, PENALTY_CONFIG, IMAGE_AGENT = PYTHON
+NETS, LEARNER, PENALTY, PENALTY_CONFIG, TD3, IMAGE_AGENT = PYTHON
 MORE = '''
 
 from mjfleet.rl import ppo

@@ -11,14 +11,15 @@ from typing import Any
 from mjfleet.api.task_by_value import ENV, ClassTask, config_class, with_whole_path
 from mjfleet.cli.train import settle
 from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_dict
-from mjfleet.config.dict_conversion import plain
+from mjfleet.config.dict_conversion import plain, value_at
 from mjfleet.config.flags import as_words
+from mjfleet.config.train_config import ALGORITHM
 from mjfleet.config.unused_fields import refuse_unused, unused_fields
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
 from mjfleet.launch.launch_plan import new_folder
 from mjfleet.registry import FoundTask, discover
-from mjfleet.runs.config_yaml import from_file, read_config, without_task
+from mjfleet.runs.config_yaml import from_file, of_algorithm, read_config, without_task
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 
 Config = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
@@ -57,13 +58,16 @@ def choose_task(
     else:
         tasks_dir = changed.get("tasks_dir") or (place and tasks_dir_of(place))
         found = discover(os.environ, tasks_dir).find(task)
+    algorithm = given.get(ALGORITHM)
     try:
         if place is None or file is None:
-            data = plain(config or {})
-            base = from_dict(found.defaults(), without_task(data, "config", found.name))
+            data = without_task(plain(config or {}), "config", found.name)
+            default = found.defaults(algorithm or value_at(data, ALGORITHM))
+            base = from_dict(default, of_algorithm(default, data))
         else:
             data, note = read_config(file, task=found.name), note_of(place)
-            base = from_file(found, data, f"config={config}", note, given.__contains__)
+            default = found.defaults(algorithm)
+            base = from_file(found, data, f"config={config}", note, given.__contains__, default)
         chosen = from_dict(base, changed)
     except UserError as error:
         raise UserError(f"{found.name}: {error}") from None
@@ -88,7 +92,7 @@ def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> 
         env_class=ENV,
         agent=agent if isinstance(agent, AgentConfig) else AgentConfig(),
     )
-    return ClassTask(name, Path(name), task, with_whole_path(env_class))
+    return ClassTask(name=name, folder=Path(name), task=task, env_class=with_whole_path(env_class))
 
 
 def new_run_dir(config: TrainConfig) -> Path:

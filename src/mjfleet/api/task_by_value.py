@@ -32,7 +32,7 @@ Env = load(__file__, "environment.pkl")
 '''
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClassTask(FoundTask):
     """A task whose environment is a class of this program, without a folder."""
 

@@ -32,7 +32,8 @@ def print_help(config: TrainConfig, prog: str, description: str) -> None:
     """
     known = {leaf.name: leaf for leaf in leaves(TrainConfig, config)}
     own = [name for name in known if name not in field_kinds()]
-    shown = make_dataclass("Explained", [_as_field(known.pop(name)) for name in (*own, *COMMON)])
+    explained = [known.pop(name) for name in (*own, *COMMON) if name in known]
+    shown = make_dataclass("Explained", map(_as_field, explained))
     with suppress(SystemExit):
         parse_flags(shown, ["--help"], prog, description=description)
     print(f"All others with their values; `{prog} --help-all` explains them:\n")

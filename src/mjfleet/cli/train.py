@@ -14,14 +14,22 @@ from typing import Any
 from mjfleet.cli.help import print_help
 from mjfleet.cli.run_command import run_and_exit
 from mjfleet.config import LaunchConfig, TrainConfig, from_dict, to_dict
-from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known, typed_fields
+from mjfleet.config.flags import (
+    HELP,
+    LIST_FLAGS,
+    parse_flags,
+    parse_known,
+    typed_fields,
+    typed_text,
+)
+from mjfleet.config.train_config import ALGORITHM
 from mjfleet.config.unused_fields import refuse_unused
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.hosts.host_environment import without_values
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
 from mjfleet.runs.attempts import config_of, record_failed_start
-from mjfleet.runs.config_yaml import from_file, read_config
+from mjfleet.runs.config_yaml import classes_in, from_file, read_config, recorded_in
 from mjfleet.runs.named_run import networks_of, with_teacher
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.read_facts import again_of, read_facts
@@ -146,7 +154,8 @@ def configure(arguments: Sequence[str], locks: list[RunLock] | None = None) -> C
     registry, facts = read_facts(typed_run, task or "", argv, os.environ, locks)
     start, task = decide(typed_run, facts), facts.code.task
     found = find_task(task, start.code) if start.code else registry.find(task)
-    recorded, default = _under_the_flags(typed_run, start, found, file, typed)
+    algorithm = typed_text(flags, ALGORITHM)
+    recorded, default = _under_the_flags(typed_run, start, found, file, typed, algorithm)
     config = parse_flags(TrainConfig, flags, f"train {found.name}", default)
     if "seeds" in typed and not config.seeds:
         raise UserError("--seeds has no number: give how many, or the seeds themselves.")
@@ -176,7 +185,7 @@ def configure(arguments: Sequence[str], locks: list[RunLock] | None = None) -> C
         load_classes(agent, found.load)
     changes = None
     if start.checkpoint and start.iteration != 0:
-        changes = changes_since(start.checkpoint, found.folder)
+        changes = changes_since(start.checkpoint, found.folder, found.modules(agent.classes))
     return found, config, compare(start, config, recorded, changes)
 
 
@@ -186,20 +195,29 @@ def _under_the_flags(
     found: FoundTask,
     file: dict[str, Any],
     typed: Set[str],
+    algorithm: str | None,
 ) -> tuple[TrainConfig, TrainConfig]:
-    """Return the configuration of the run at the start, and what counts of it and of --config."""
-    recorded = config = found.defaults()
+    """Return the configuration of the run at the start, and what counts of it and of --config.
+
+    Both have the fields of the `algorithm` that is typed, or else of the files'.
+    """
+    data = dict[str, Any]()
     if start.base:
         path = str(config_of(start.base, start.checkpoint if start.kind == "fork" else None))
         data = read_config(path, path)
+    if any(map(is_class_path, [algorithm or "", *classes_in(data), *classes_in(file)])):
+        from mjfleet.worker.thread_limits import prepare
+
+        prepare()  # Their modules import torch.
+    config = found.defaults(algorithm)
+    if start.base:
         flag = "--run-dir" if typed_run.run_dir and start.kind != "fork" else "--resume"
         name, given = f"{flag} {start.base}: its config.yaml", {*typed, *UNUSED}.__contains__
-        config = from_file(found, data, name, note_of(start.base), given)
-        recorded = from_dict(recorded, data)
+        config = from_file(found, data, name, note_of(start.base), given, config)
     if typed_run.config is not None:
         note, name = note_of(Path(typed_run.config).parent), f"--config {typed_run.config}"
         config = from_file(found, file, name, note, typed.__contains__, config)
-    return recorded, config
+    return recorded_in(found, data, algorithm or config.agent.algorithm.name), config
 
 
 def _choose_on_rank_0(rank: Rank, typed_run: LaunchConfig, choose: Callable[[], Chosen]) -> Chosen:
@@ -222,7 +240,7 @@ def _choose_on_rank_0(rank: Rank, typed_run: LaunchConfig, choose: Callable[[], 
     is_own = rank.rank > 0 and not is_snapshot(folder)
     own = discover(os.environ, typed_run.tasks_dir).tasks.get(task) if is_own else None
     found = own or find_task(task, folder)
-    return found, from_dict(found.defaults(), chosen["config"]), from_dict(NEW, chosen["start"])
+    return found, found.with_values(chosen["config"]), from_dict(NEW, chosen["start"])
 
 
 def _split_task(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]:
@@ -254,7 +272,9 @@ def settle(found: FoundTask, config: TrainConfig, is_given: Callable[[str], bool
     if (teacher := config.agent.teacher) and teacher.checkpoint:
         teacher = replace(teacher, checkpoint=os.path.abspath(teacher.checkpoint))
         config = replace(config, agent=replace(config.agent, teacher=teacher))
-    folder = found.folder.parent
+    modules = (one.partition(":")[0] for one in config.agent.classes if is_class_path(one))
+    places = (*filter(None, map(found.place_of, modules)), found.folder)
+    folder = next((place for place in places if place != found.folder), found.folder.parent)
     is_usual = folder == bundled_tasks() or is_snapshot(found.folder)
     return replace(config, tasks_dir=None if is_usual else str(folder))
 
@@ -267,11 +287,13 @@ def _print_help(task: str | None, flags: Sequence[str]) -> None:
         default, prog, text = TrainConfig(), "train <task>", _tasks(registry)
     else:
         found = registry.find(task)
-        default, prog, text = found.defaults(), f"train {task}", found.task.summary
+        algorithm = typed_text(flags, ALGORITHM)
+        default, prog, text = found.defaults(algorithm), f"train {task}", found.task.summary
         if typed_run.config:
             data = read_config(typed_run.config, task=task)
             name = f"--config {typed_run.config}"
-            default = from_file(found, data, name)
+            is_given = ALGORITHM.__eq__ if algorithm else None
+            default = from_file(found, data, name, None, is_given, default)
     if {"-h", "--help"} & set(flags):
         print_help(default, prog, text)
     else:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated, Literal, get_args
 
-from mjfleet.config.algorithm_config import Activation, PPOConfig
+from mjfleet.config.algorithm_config import Activation, AlgorithmConfig, PPOConfig
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.validation import (
     COUNT,
@@ -223,8 +223,8 @@ class AgentConfig(Checked, flags="agent."):
     """Policy network."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """Value network."""
-    algorithm: PPOConfig = field(default_factory=PPOConfig)
-    """PPO."""
+    algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
+    """The algorithm: PPO, or that of a class of your own, with the class's own numbers."""
     teacher: TeacherConfig | None = None
     """The teacher of a distillation, see `--teacher`."""
     runner_hook: Annotated[str | None, HOOK, Kind.CODE] = None
@@ -232,12 +232,13 @@ class AgentConfig(Checked, flags="agent."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.is_recurrent and self.algorithm.mirrors_samples:
+        learning = self.algorithm
+        if self.is_recurrent and learning.mirrors_samples:
             raise UserError(
                 "--agent.algorithm.symmetry-cfg cannot be used with a recurrent network: choose "
                 "MLPModel for --agent.actor.class-name and --agent.critic.class-name."
             )
-        if self.distils and (self.algorithm.rnd_cfg or self.algorithm.mirrors_samples):
+        if self.distils and (self.ppo.rnd_cfg or learning.mirrors_samples):
             raise UserError(
                 "--agent.algorithm.name distillation takes neither rnd-cfg nor symmetry-cfg."
             )
@@ -245,6 +246,11 @@ class AgentConfig(Checked, flags="agent."):
             raise UserError(
                 f"--agent.library {self.library} does not support {unknown}; rsl_rl does."
             )
+
+    @property
+    def ppo(self) -> PPOConfig:
+        """PPO's configuration, which is the usual one where another algorithm learns."""
+        return self.algorithm if isinstance(self.algorithm, PPOConfig) else PPOConfig()
 
     @property
     def is_recurrent(self) -> bool:

@@ -1,4 +1,4 @@
-"""Hyperparameters of the learning algorithm: PPO, random network distillation, symmetry."""
+"""What every algorithm is configured by, and PPO's: its numbers, novelty rewards, symmetry."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
@@ -74,13 +74,39 @@ class SymmetryConfig(Checked, flags="agent.algorithm.symmetry_cfg."):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(Checked, flags="agent.algorithm."):
-    """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), as in rsl_rl."""
+class AlgorithmConfig(Checked, flags="agent.algorithm."):
+    """An algorithm. The class of a learner names a subclass of this one as its `Config`."""
 
     name: Annotated[AlgorithmName | str, class_or(*get_args(AlgorithmName)), Kind.CODE] = "ppo"
     """`ppo`, `grpo` (no critic: groups of environments are compared), `distillation` (the policy
-    imitates the one of `--teacher`), or `module:Class`: a subclass of rsl_rl's PPO, or of PPO or
-    Algorithm in mjfleet.rl."""
+    imitates the one of `--teacher`), or `module:Class`: a subclass of Learner in mjfleet.rl.learner
+    or of rsl_rl's PPO, whose own numbers are then flags."""
+
+    @property
+    def envs_per_group(self) -> int:
+        """Environments that are compared; 1: none are, and a critic predicts returns."""
+        return 1
+
+    @property
+    def learns_values(self) -> bool:
+        return True
+
+    @property
+    def mirrors_samples(self) -> bool:
+        """Whether the policy learns from mirrored samples, or by a mirror loss."""
+        return False
+
+    def check_rollouts(self, num_envs: int, steps: int, by_env: bool) -> None:
+        """Raise UserError if a worker's rollouts cannot be learned from.
+
+        `steps` are those of a rollout. `by_env`: environments are not divided among minibatches.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(AlgorithmConfig):
+    """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347), as in rsl_rl."""
+
     group_size: Annotated[int, between(2, MAX_COUNT)] = 8
     """Environments that start each rollout from one state and are compared (grpo only)."""
     num_learning_epochs: Count = 5
@@ -129,7 +155,6 @@ class PPOConfig(Checked, flags="agent.algorithm."):
 
     @property
     def envs_per_group(self) -> int:
-        """Environments that are compared; 1: none are, and a critic predicts returns."""
         return 1 if self.learns_values else self.group_size
 
     @property
@@ -138,10 +163,27 @@ class PPOConfig(Checked, flags="agent.algorithm."):
 
     @property
     def mirrors_samples(self) -> bool:
-        """Whether the policy learns from mirrored samples, or by a mirror loss."""
         cfg = self.symmetry_cfg
         return cfg is not None and (cfg.use_data_augmentation or cfg.use_mirror_loss)
 
     @property
     def learns_values(self) -> bool:
         return self.name != "grpo"
+
+    def check_rollouts(self, num_envs: int, steps: int, by_env: bool) -> None:
+        if num_envs % self.envs_per_group:
+            raise UserError(
+                f"--agent.algorithm.group-size is {self.group_size}; it must divide the "
+                f"{num_envs} environments of each worker."
+            )
+        samples, is_per_batch = num_envs * steps, self.normalize_advantage_per_mini_batch
+        if samples // (self.num_mini_batches if is_per_batch else 1) < 2:
+            raise UserError(
+                f"a {'minibatch' if is_per_batch else 'rollout'} has one sample, whose advantage "
+                "cannot be normalised: raise --env.num-envs or --agent.num-steps-per-env."
+            )
+        if self.num_mini_batches > (pieces := num_envs if by_env else samples):
+            raise UserError(
+                f"--agent.algorithm.num-mini-batches is {self.num_mini_batches}, more than the "
+                f"{pieces} {'environments' if by_env else 'samples of a rollout'}."
+            )

@@ -48,7 +48,7 @@ def leaves(owner: type[Any], default: Any = None, prefix: str = "") -> Iterator[
     """Yield the fields of a dataclass.
 
     With a `default`, an instance that may be of a subclass, an optional dataclass is left out where
-    it has none.
+    it has none. Without, fields are those of the dataclass that is there by default.
     """
     owner = owner if default is None else type(default)
     hints = get_type_hints(owner, include_extras=True)
@@ -56,7 +56,7 @@ def leaves(owner: type[Any], default: Any = None, prefix: str = "") -> Iterator[
         hint, name = hints[field.name], prefix + field.name
         value = None if default is None else getattr(default, field.name)
         types = [one for one in (hint, *get_args(hint)) if isinstance(one, type)]
-        inner = [one for one in types if is_dataclass(one)]
+        inner = [one for one in (field.default_factory, *types) if is_dataclass(one)]
         if not inner or not (value is None or is_dataclass(value)):  # Such as a dict of them.
             yield Leaf(name, owner, hint, value)
         elif default is None or value is not None:

@@ -138,7 +138,10 @@ def _unknown(
         text = f"`{unknown[0]}` is one word too many."
     else:
         flag = flag.partition("=")[0].replace("_", "-")
-        text = f"there is no flag {flag}."
+        kinds = {flags_of(leaf.name)[0]: leaf.value for leaf in _flags(kind, default)}
+        decider = f"{flag.rpartition('.')[0]}.name"
+        chosen = f" with {decider} {kinds[decider]}" if decider in kinds else ""
+        text = f"there is no flag {flag}{chosen}."
     if flag and flag in {one for leaf in leaves(kind) for one in flags_of(leaf.name)}:
         name = flag.removeprefix("--").rpartition(".")[0].replace("-", "_")
         text += f" There is one if {name} is set, in the task's configuration or in a file."
@@ -156,6 +159,12 @@ def _unknown(
 def typed_fields(arguments: Sequence[str]) -> frozenset[str]:
     """Return the dotted names of the fields that flags give, also by `--group.no-name`."""
     return frozenset(name for name, _ in _by_field(arguments) if name)
+
+
+def typed_text(arguments: Sequence[str], name: str) -> str | None:
+    """Return the value that flags give the field with this dotted name; None: they do not."""
+    found = [part for field, part in _by_field(arguments) if field == name]
+    return str(_values(found[-1])[-1]) if found else None
 
 
 def without_fields(arguments: Sequence[str], names: Collection[str]) -> list[str]:

@@ -18,6 +18,9 @@ from mjfleet.config.validation import (
 )
 from mjfleet.errors import UserError
 
+ALGORITHM = "agent.algorithm.name"
+"""The field that decides which fields `agent.algorithm` has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(Checked, flags="env."):
@@ -46,26 +49,10 @@ class TrainConfig(LaunchConfig):
 
     def check_rollouts(self) -> None:
         """Raise UserError if a worker's rollouts cannot be learned from; they can be played."""
-        num_envs, learning = self.env.num_envs, self.agent.algorithm
-        if num_envs % learning.envs_per_group:
-            raise UserError(
-                f"--agent.algorithm.group-size is {learning.group_size}; it must divide the "
-                f"{num_envs} environments of each worker."
-            )
-        samples, batches = num_envs * self.agent.num_steps_per_env, learning.num_mini_batches
-        is_per_batch = learning.normalize_advantage_per_mini_batch
-        if samples // (batches if is_per_batch else 1) < 2:
-            raise UserError(
-                f"a {'minibatch' if is_per_batch else 'rollout'} has one sample, whose advantage "
-                "cannot be normalised: raise --env.num-envs or --agent.num-steps-per-env."
-            )
+        agent = self.agent
         # Recurrent networks learn from whole trajectories: a minibatch is some environments'.
-        pieces = num_envs if self.agent.is_recurrent else samples
-        if batches > pieces:
-            what = "environments" if self.agent.is_recurrent else "samples of a rollout"
-            raise UserError(
-                f"--agent.algorithm.num-mini-batches is {batches}, more than the {pieces} {what}."
-            )
+        sizes = self.env.num_envs, agent.num_steps_per_env, agent.is_recurrent
+        agent.algorithm.check_rollouts(*sizes)
 
     def with_num_envs(self, num_envs: int) -> "TrainConfig":
         """Return the same with that many environments per worker."""

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from mjfleet.config.agent_config import AgentConfig
+from mjfleet.config.algorithm_config import PPOConfig
 from mjfleet.config.train_config import field_kinds
 from mjfleet.config.validation import Rule, is_class_path
 from mjfleet.errors import UserError
@@ -71,9 +72,12 @@ OWN_CLASS = Rule(is_class_path, "the `module:Class` that reads it")
 
 def unused_fields(agent: AgentConfig, names: Iterable[str]) -> Iterator[Unused]:
     """Yield the fields that have no effect in a configuration, of those with these dotted names."""
+    is_ppo = isinstance(agent.algorithm, PPOConfig)
     for name in sorted(name for name in names if name.startswith("agent.")):
         below = name.removeprefix("agent.")
         needs = [(decider, rule) for start, decider, rule in NEEDS if below.startswith(start)]
+        if not is_ppo:  # Fields and values of PPO's names may have another sense.
+            needs = [need for need in needs if not need[0].startswith("algorithm.")]
         if name not in field_kinds():
             needs += [(own, OWN_CLASS) for start, own in CLASSES.items() if below.startswith(start)]
         for decider, rule in needs:

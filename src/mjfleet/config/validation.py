@@ -106,13 +106,6 @@ class Checked:
             cls.flags = flags
 
     def __post_init__(self) -> None:
-        for field in fields(cast(Any, self)):
-            kind = field.default_factory
-            if isinstance(kind, type) and is_dataclass(kind):
-                must = Rule(
-                    lambda v, kind=kind: isinstance(v, kind | None), f"{kind.__name__}(...)"
-                )
-                check(self, **{field.name: must})
         names = {field.name for field in fields(cast(Any, self))}
         for owner in type(self).__mro__:
             hints = get_annotations(owner)
@@ -123,6 +116,9 @@ class Checked:
                 text = f"a type, `{name}: ... = ...`, or it does not count"
                 raise UserError(f"{owner.__name__}.{name} needs {text}.")
             for name, hint in hints.items():
+                if isinstance(hint, type) and is_dataclass(hint):
+                    must = Rule(lambda v, kind=hint: isinstance(v, kind), f"{hint.__name__}(...)")
+                    check(self, **{name: must})
                 for rule in getattr(hint, "__metadata__", ()):
                     if isinstance(rule, Rule):
                         check(self, **{name: rule})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config import TrainConfig
 from mjfleet.config.rank_seed import seeds_apart, shared_seed
 from mjfleet.config.train_config import continues_in_place
 from mjfleet.errors import UserError
@@ -21,7 +21,7 @@ from mjfleet.launch.launch_training import plan_here, resume_command
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.registry import FoundTask
 from mjfleet.runs.attempts import CONFIG_FILE
-from mjfleet.runs.config_yaml import differences, read_config
+from mjfleet.runs.config_yaml import differences, read_config, recorded_in
 from mjfleet.runs.run_json import GROUP_FILE, record_of
 from mjfleet.runs.start import Start
 from mjfleet.utils.console import print_line
@@ -128,7 +128,7 @@ def _recorded_seeds(found: FoundTask, config: TrainConfig, group: Path) -> list[
     record, file = record_of(group), str(group / CONFIG_FILE)
     if (kind := record.get("kind")) != SEEDS_KIND:
         raise UserError(f"{group} is no seed group: continue it by `mjfleet {kind} --resume`.")
-    recorded = from_dict(found.defaults(), read_config(file, file))
+    recorded = recorded_in(found, read_config(file, file), config.agent.algorithm.name)
     if wrong := [n for n in differences(config, recorded) if not continues_in_place(n)]:
         raise UserError(
             f"--{wrong[0].replace('_', '-')} changes what the runs of {group} learn: train a "

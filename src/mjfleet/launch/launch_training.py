@@ -29,7 +29,7 @@ from mjfleet.runs.run_directory import Attempt, RunDirectory, finish_complete, r
 from mjfleet.runs.run_json import read_record
 from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.start import NEW, Start, decide
-from mjfleet.runs.task_snapshot import read_code, snapshot_folder
+from mjfleet.runs.task_snapshot import code_of, snapshot_folder
 from mjfleet.utils.console import print_error, print_line
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
@@ -58,7 +58,7 @@ def launch_training(
     while True:
         try:
             if starts_again and run_dir:
-                found, start = _restart(found, run_dir, locks)
+                found, start = _restart(found, config, run_dir, locks)
             code, plan = _attempt(found, config, start, argv, locks)
             if plan is None:
                 return code
@@ -82,7 +82,9 @@ def launch_training(
         return code
 
 
-def _restart(found: FoundTask, run_dir: Path, locks: list[RunLock]) -> tuple[FoundTask, Start]:
+def _restart(
+    found: FoundTask, config: TrainConfig, run_dir: Path, locks: list[RunLock]
+) -> tuple[FoundTask, Start]:
     """Lock a run; return its task as the last attempt had it, and where it continues."""
     locks.clear()
     typed_run = LaunchConfig(resume=str(run_dir))
@@ -91,7 +93,7 @@ def _restart(found: FoundTask, run_dir: Path, locks: list[RunLock]) -> tuple[Fou
         copy = replace(facts.code.copy, owner="own")
         facts = replace(facts, code=replace(facts.code, copy=copy))
     start = decide(typed_run, facts)
-    code = snapshot_folder(run_dir, read_code(found.folder).hash)
+    code = snapshot_folder(run_dir, code_of(found, config).hash)
     if start.code and start.code != code:
         found = find_task(found.name, start.code)
     return found, start

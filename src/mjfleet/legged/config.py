@@ -259,8 +259,9 @@ def velocity_tasks(
         names = {field.name for field in fields(VelocityConfig)} - {"nconmax", "njmax"}
         same = {name: getattr(flat, name) for name in names}
         rough = RoughVelocityConfig(**same, terrain_scale=terrain_scale)
-    weight = rough_entropy * agent.algorithm.entropy_coef
-    algorithm = replace(agent.algorithm, entropy_coef=weight)
+    algorithm = agent.algorithm
+    if isinstance(algorithm, PPOConfig):
+        algorithm = replace(algorithm, entropy_coef=rough_entropy * algorithm.entropy_coef)
     iterations = agent.max_iterations * 5 // 4
     return {
         f"{name}-velocity-flat": Task(

@@ -8,7 +8,7 @@ from typing import Any
 
 from rsl_rl import algorithms
 
-from mjfleet.config import AgentConfig, PPOConfig
+from mjfleet.config import AgentConfig, AlgorithmConfig, PPOConfig
 from mjfleet.config.validation import is_class_path
 from mjfleet.env import Env
 from mjfleet.errors import UserError
@@ -42,12 +42,12 @@ def make_algorithm(setup: Setup) -> Learner:
     """
     agent, load = setup.agent, setup.load
     kind, reason = choose_algorithm(agent, load)
-    augmentation(agent.algorithm.symmetry_cfg, load)
+    augmentation(agent.ppo.symmetry_cfg, load)
     make: Any = kind if issubclass(kind, Learner) else partial(_class("own"), kind)
     learner = build_algorithm(make, setup, **_own_settings(kind, agent.algorithm))
     if reason:
         graphs = "; it captures no CUDA graphs" if setup.capture else ""
-        tied = "; networks are not equivariant" if agent.algorithm.ties_weights else ""
+        tied = "; networks are not equivariant" if agent.ppo.ties_weights else ""
         learner.fallback_reason = f"{reason}, which is slower{graphs}{tied}"
     loss_check.check_networks(learner.networks())
     learner.check(setup.env.get_observations())
@@ -88,6 +88,7 @@ def choose_algorithm(agent: AgentConfig, load: Callable[..., Any]) -> tuple[type
     name = agent.algorithm.name
     if is_class_path(name):
         own = load(name, (Learner, algorithms.PPO))
+        _check_config(name, agent.algorithm, getattr(own, "Config", PPOConfig))
         missing = own.requires(agent, load) if issubclass(own, Learner) else None
         if missing:
             text = f"does not support {missing}."
@@ -101,6 +102,7 @@ def choose_algorithm(agent: AgentConfig, load: Callable[..., Any]) -> tuple[type
             issubclass(own, PPO) or not issubclass(own, Algorithm)
         )
         return own, None if is_fast else f"{name}: learning takes its own path"
+    _check_config(name, agent.algorithm, PPOConfig)
     if agent.library != "rsl_rl":
         return _class(agent.library), f"--agent.library {agent.library}: learning takes its path"
     kind = _class(name)
@@ -116,13 +118,21 @@ def choose_algorithm(agent: AgentConfig, load: Callable[..., Any]) -> tuple[type
     )
 
 
+def _check_config(name: str, config: AlgorithmConfig, kind: type[AlgorithmConfig]) -> None:
+    if not isinstance(config, kind):
+        raise UserError(
+            f"--agent.algorithm.name {name} needs `algorithm={kind.__name__}(...)` in an "
+            f"AgentConfig, which has a {type(config).__name__}."
+        )
+
+
 def _class(name: str) -> Any:
     """Return the class of one of LEARNERS."""
     module, class_name = LEARNERS[name].split(":")
     return getattr(need_part(f"mjfleet.rl.{module}", f"the algorithm {name}"), class_name)
 
 
-def _own_settings(kind: type[Any], config: PPOConfig) -> dict[str, Any]:
+def _own_settings(kind: type[Any], config: AlgorithmConfig) -> dict[str, Any]:
     """Return the fields that a class derived from PPOConfig adds, for a class of the user's.
 
     A constructor gets those that it names. Others find them in `config` of the learner.

@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from tensordict import TensorDict
 from torch import nn
 
-from mjfleet.config import AgentConfig
+from mjfleet.config import AgentConfig, AlgorithmConfig, PPOConfig
 from mjfleet.env import Env
 from mjfleet.rl import device_optimizer
 from mjfleet.rl.checkpoint_files import key_of
@@ -61,6 +61,8 @@ class Learner(LearnerState, ABC):
     networks and average their gradients by `reduce_parameters`.
     """
 
+    Config: ClassVar[type[AlgorithmConfig]] = PPOConfig
+    """The dataclass of the algorithm's numbers, each of which is a flag; `config` has them."""
     fallback_reason: str | None = None
     """Why learning takes a slower path than the algorithm's own; None: it does not."""
     compiles = False
@@ -73,14 +75,15 @@ class Learner(LearnerState, ABC):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__()
-        self.config, self.device = setup.agent.algorithm, setup.device
+        self.config: Any = setup.agent.algorithm
+        self.device = setup.device
         self.num_steps, self.torch_threads = setup.agent.num_steps_per_env, setup.num_threads
         self.collectives = setup.collectives
         self.is_distributed = self.collectives.world_size > 1
         self.beat: Callable[[], object] = lambda: None
         """To be called in long updates that step no optimiser: else the worker counts as stuck."""
         self._gradients: dict[tuple[str, ...], FlatGradient] = {}
-        self.scratch("learning_rate")
+        self.scratch("learning_rate", "_gradients")
 
     @classmethod
     def requires(cls, agent: AgentConfig, load: Load) -> str | None:
@@ -182,6 +185,14 @@ class Learner(LearnerState, ABC):
         """
         if self.is_distributed:
             self.gradient_of(*names).average(self.collectives)
+
+    def descend(self, loss: torch.Tensor, name: str) -> None:
+        """Take a step of an optimiser down the gradient of a loss, averaged over the ranks."""
+        optimizer = self.optimizers()[name]
+        optimizer.zero_grad()
+        loss.backward()
+        self.reduce_parameters(name)
+        optimizer.step()
 
     def set_learning_rate(self, rate: float, name: str = "") -> None:
         """Set the learning rate of the next step, for one optimiser or for all."""

@@ -97,7 +97,7 @@ class LearnerCheckpoint:
         now = {n: type(x).__name__.lower() for n, x in self._learner.optimizers().items()}
         if not own:
             return now
-        return own.get("optimizers") or now | {"optimizer": own["optimizer"]}
+        return own["optimizers"] if "optimizers" in own else now | {"optimizer": own["optimizer"]}
 
 
 def _networks_in(state: dict[str, Any]) -> list[str]:

@@ -33,7 +33,7 @@ def build_networks(
         UserError: the networks cannot be built.
     """
     config, obs = rsl_rl_config(agent, load), env.get_observations()
-    sets = [*names, *["rnd_state"] * (agent.algorithm.rnd_cfg is not None)]
+    sets = [*names, *["rnd_state"] * (agent.ppo.rnd_cfg is not None)]
     sizes = {"actor": env.num_actions, "critic": env.num_actions if agent.distils else 1}
     networks: dict[str, Any] = {}
     try:
@@ -85,12 +85,13 @@ def rsl_rl_config(agent: AgentConfig, load: Callable[..., Any]) -> dict[str, Any
     """
     plain = to_dict(agent)
     own = ("name", "group_size", "backprop", "learning_threads", "gradient_length", "loss_type")
-    algorithm = _without_added(plain["algorithm"], PPOConfig)
+    learning = agent.ppo
+    algorithm = _without_added(to_dict(learning), PPOConfig)
     algorithm = {name: value for name, value in algorithm.items() if name not in own}
-    if agent.algorithm.mirrors_samples:
+    if learning.mirrors_samples:
         symmetry = algorithm["symmetry_cfg"]
         del symmetry["use_equivariant_networks"]
-        symmetry["data_augmentation_func"] = augmentation(agent.algorithm.symmetry_cfg, load)
+        symmetry["data_augmentation_func"] = augmentation(learning.symmetry_cfg, load)
     else:
         algorithm["symmetry_cfg"] = None
     groups = plain["obs_groups"]
@@ -140,7 +141,7 @@ def lacking(agent: AgentConfig, load: Callable[..., Any]) -> str | None:
 
     It normalises observations once per update, and encodes images in each minibatch.
     """
-    algorithm, base = agent.algorithm, models.MLPModel
+    algorithm, base = agent.ppo, models.MLPModel
     kinds = (base,) if algorithm.ties_weights else (base, models.CNNModel)
     known = [kind.get_latent for kind in kinds]
     for name in (agent.actor.class_name, agent.critic.class_name):

@@ -4,14 +4,15 @@ import copy
 import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mjfleet.config import TrainConfig, by_dotted_name, from_dict, to_dict
+from mjfleet.config import PPOConfig, TrainConfig, by_dotted_name, from_dict, to_dict
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.flags import as_words
-from mjfleet.config.train_config import field_kinds
+from mjfleet.config.train_config import ALGORITHM, field_kinds
 from mjfleet.config.unused_fields import unused_fields
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError
@@ -87,23 +88,30 @@ def from_file(
         name: how messages name the file.
         note: this installation's note of the run whose file it is; None: there is none.
         is_given: whether the command line gives a field. None: the command trains nothing.
-        default: the configuration that the file changes. None: the task's.
+        default: the configuration that the file changes, with the algorithm that is given. None:
+            the task's.
 
     Raises:
         UserError: a value is not allowed, or one is needed that does not count.
     """
     default = default or found.defaults()
+    usual, needed = by_dotted_name(to_dict(default)), dict[str, Any]()
+
+    def counts(dotted: str, value: Any) -> bool:
+        is_own = field_kinds()[dotted] is Kind.CODE and found.owns(value)
+        return value == usual.get(dotted) or is_own or bool(note and note.has(dotted, value))
+
     try:
-        usual, counting = by_dotted_name(to_dict(default)), copy.deepcopy(dict(data))
-        needed = {}
+        algorithm = None if is_given and is_given(ALGORITHM) else value_at(data, ALGORITHM)
+        is_class = isinstance(algorithm, str) and is_class_path(algorithm)
+        if isinstance(algorithm, str) and (not is_class or counts(ALGORITHM, algorithm)):
+            default = found.with_algorithm(default, algorithm)
+        data = of_algorithm(default, data)
+        counting = copy.deepcopy(data)
         for dotted, value in _placement_in(from_dict(default, data)).items():
-            is_class = field_kinds()[dotted] is Kind.CODE
-            if (
-                value == usual.get(dotted)
-                or (is_class and found.owns(value))
-                or (note and note.has(dotted, value))
-            ):
+            if counts(dotted, value):
                 continue
+            is_class = field_kinds()[dotted] is Kind.CODE
             folder, _, last = dotted.rpartition(".")
             del (value_at(counting, folder) if folder else counting)[last]
             if (is_class or is_given) and not (is_given and is_given(dotted)):
@@ -127,6 +135,33 @@ def from_file(
             f"has {flags}"
         )
     return config
+
+
+def of_algorithm(config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's data without fields that belong to another algorithm than that of `config`.
+
+    These are PPO's and, where the file names another class, all that are not known.
+    """
+    data, algorithm = copy.deepcopy(dict(data)), config.agent.algorithm
+    values, known = value_at(data, "agent.algorithm"), {f.name for f in fields(algorithm)}
+    if isinstance(values, dict):
+        name = str(values.get("name", algorithm.name))
+        is_other = name != algorithm.name and is_class_path(name)
+        for other in (values.keys() if is_other else {f.name for f in fields(PPOConfig)}) - known:
+            values.pop(other, None)
+    return data
+
+
+def classes_in(data: Mapping[str, Any]) -> list[str]:
+    """Return the names of classes in a file's data, of which some have the form `module:Class`."""
+    names = {name for name, kind in field_kinds().items() if kind is Kind.CODE}
+    return [x for name, x in by_dotted_name(data).items() if name in names and isinstance(x, str)]
+
+
+def recorded_in(found: FoundTask, data: Mapping[str, Any], algorithm: str) -> TrainConfig:
+    """Return a run's configuration, of its file's data, with the fields of an algorithm."""
+    default = found.defaults(algorithm)
+    return from_dict(default, of_algorithm(default, data))
 
 
 def write_config(

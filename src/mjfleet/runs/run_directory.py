@@ -48,7 +48,7 @@ from mjfleet.runs.run_lock import (
     lock_run,
 )
 from mjfleet.runs.start import Start
-from mjfleet.runs.task_snapshot import FOLDER, TaskCode, keep, read_code, snapshot_folder
+from mjfleet.runs.task_snapshot import FOLDER, TaskCode, code_of, keep, snapshot_folder
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line, print_error
 from mjfleet.utils.packages import stack_versions
@@ -129,7 +129,7 @@ class RunDirectory:
             raise
         self._logs = logs
         try:
-            self._enter(attempt, read_code(attempt.found.folder))
+            self._enter(attempt, code_of(attempt.found, attempt.config))
         except OSError as error:
             self.leave()
             raise UserError(f"{self.path}: {error.strerror}.") from None

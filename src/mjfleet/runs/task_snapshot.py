@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
-from mjfleet.registry import bundled_tasks
+from mjfleet.config import TrainConfig
+from mjfleet.registry import FoundTask, bundled_tasks
 from mjfleet.runs.attempts import REPLACED
 from mjfleet.runs.checkpoints import about
 from mjfleet.runs.own_runs import note_of
@@ -22,6 +24,8 @@ from mjfleet.utils.safe_read import open_regular
 
 FOLDER = "task"  # In the run directory; a snapshot is `task/<beginning of its hash>`.
 SNAPSHOT_MAX_BYTES = 64 << 20  # The size of a snapshot; the largest files are left out.
+Modules = Mapping[str, Path]
+NONE: Modules = MappingProxyType({})
 OWN_IMPORT = re.compile(rb"^[ \t]*from \.(\w+)", re.MULTILINE)
 
 
@@ -52,30 +56,46 @@ class Snapshot:
     why_none: str = ""
 
 
-def read_code(folder: Path) -> TaskCode:
-    """Read a task's folder, or a snapshot of it, and the bundled tasks that it imports."""
+def read_code(folder: Path, modules: Modules = NONE) -> TaskCode:
+    """Read a task's folder, or a snapshot of it, and the bundled tasks that it imports.
+
+    `modules` are other files that it is trained with, see FoundTask.modules. A snapshot has them.
+    """
     files, left_out = dict[str, bytes](), list[str]()
-    _read(folder, "", files, left_out)
+    _read(_files_in(folder), files, left_out)
+    _read({name: path for name, path in modules.items() if name not in files}, files, left_out)
     for base in _bases(folder, files):
-        _read(bundled_tasks() / base, f"{base}/", files, left_out)
+        inside = _files_in(bundled_tasks() / base).items()
+        _read({f"{base}/{name}": path for name, path in inside}, files, left_out)
     return TaskCode(dict(sorted(files.items())), sorted(left_out))
 
 
-def _read(folder: Path, prefix: str, files: dict[str, bytes], left_out: list[str]) -> None:
-    """Add a folder's files with a prefix: the smallest files first, code before meshes."""
+def code_of(found: FoundTask, config: TrainConfig) -> TaskCode:
+    """Read a task's folder, and the files of the classes that the configuration names."""
+    return read_code(found.folder, found.modules(config.agent.classes))
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    """Return what is in a folder and its folders, but for compiled Python and hidden files."""
+    paths = {path.relative_to(folder): path for path in folder.rglob("*")}
+    return {
+        name.as_posix(): path
+        for name, path in paths.items()
+        if not any(part[0] == "." or part == "__pycache__" for part in name.parts)
+        and (path.is_symlink() or not path.is_dir())
+    }
+
+
+def _read(paths: Modules, files: dict[str, bytes], left_out: list[str]) -> None:
+    """Add the files of these paths, by their names: the smallest first, code before meshes."""
     room = SNAPSHOT_MAX_BYTES - sum(map(len, files.values()))
-    for _, path in sorted((path.lstat().st_size, path) for path in folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if any(part[0] == "." or part == "__pycache__" for part in parts):
-            continue
-        if path.is_symlink() or not path.is_dir():
-            name = prefix + "/".join(parts)
-            try:
-                with open_regular(path, room) as file:
-                    data = files[name] = file.read()
-                room -= len(data)
-            except OSError:
-                left_out.append(name)
+    for name, path in sorted(paths.items(), key=lambda item: (item[1].lstat().st_size, item)):
+        try:
+            with open_regular(path, room) as file:
+                data = files[name] = file.read()
+            room -= len(data)
+        except OSError:
+            left_out.append(name)
 
 
 def _bases(folder: Path, files: Mapping[str, bytes]) -> list[str]:
@@ -105,12 +125,12 @@ def keep(code: TaskCode, run_dir: Path) -> None:
         aside.rename(folder)
 
 
-def changes_since(source: Path, task_folder: Path) -> str | None:
+def changes_since(source: Path, task_folder: Path, modules: Modules = NONE) -> str | None:
     """Return in which files a task differs from that of a checkpoint, or of a run's newest attempt.
 
-    None if it is the same, or if that code is not recorded.
+    None if it is the same, or if that code is not recorded. For `modules` see `read_code`.
     """
-    then, now = _hash_in(source), read_code(task_folder)
+    then, now = _hash_in(source), read_code(task_folder, modules)
     if then in ("", now.hash):
         return None
     kept = snapshot_folder(run_dir_of(source), then)
@@ -120,7 +140,9 @@ def changes_since(source: Path, task_folder: Path) -> str | None:
     names = [n for n in sorted({*old, *now.files}) if old.get(n) != now.files.get(n)]
     changed = printable(", ".join(names)) or "files of which there is no copy"
     pairs = {base: (kept / base, bundled_tasks() / base) for base in _bases(task_folder, now.files)}
-    folders = [pairs.get(name.partition("/")[0], (kept, task_folder)) for name in names]
+    pairs |= {name: (kept / name, path) for name, path in modules.items() if name in now.files}
+    usual = kept, task_folder
+    folders = [pairs.get(name, pairs.get(name.partition("/")[0], usual)) for name in names]
     commands = [shlex.join(["diff", "-r", *map(str, pair)]) for pair in dict.fromkeys(folders)]
     shown = "; ".join(commands)
     return f"the task's code has changed since {source.name}: {changed}; `{shown}` shows how"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mjfleet.config import TrainConfig
 from mjfleet.registry import FoundTask, discover, find_task
 from mjfleet.runs.attempts import CONFIG_FILE
-from mjfleet.runs.config_yaml import from_file
+from mjfleet.runs.config_yaml import classes_in, from_file
 from mjfleet.runs.named_run import NamedRun, find_trained, read_run
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 from mjfleet.runs.pretrained import describe, find_pretrained
@@ -50,7 +50,8 @@ def find_policy(
     for note in (*trained.notes, *notes):
         print_line(note)
     found = find_task(name, copy) if copy else registry.find(name)
-    if changes := () if copy else changes_since(checkpoint, found.folder):
+    modules = found.modules(classes_in(data))
+    if changes := () if copy else changes_since(checkpoint, found.folder, modules):
         print_line(f"{changes}\n--as-trained uses the code as it was\n")
     run_dir = run_dir_of(checkpoint)
     file = f"{run_dir}: its {CONFIG_FILE}" if trained.run_dir else str(checkpoint)

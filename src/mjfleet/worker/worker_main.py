@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mjfleet.config import from_dict
 from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import Stopped
 from mjfleet.registry import find_task
@@ -102,8 +101,8 @@ def train_worker(
     from mjfleet.worker.torch_settings import apply_settings
     from mjfleet.worker.training import build, restore, train_and_log
 
-    found = find_task(args.task, Path(args.task_folder))
-    config = from_dict(found.defaults(), args.config)
+    found = find_task(args.task, Path(args.task_folder), args.config["tasks_dir"])
+    config = found.with_values(args.config)
     stop.check()
     heartbeat.enter(Phase.BUILD)
     seed_everything(rank_seed(config.agent.seed, rank.rank))

@@ -103,7 +103,7 @@ class Distillation(_Holder):
         env, agent, device = setup.env, setup.agent, setup.device
         networks, _ = build_networks(env, agent, device, setup.load)
         networks["critic"].requires_grad_(False)
-        config = agent.algorithm
+        config = agent.ppo
         rollout = make_storage(env, agent, device, "distillation")
         rollout.distribution_params = tuple(torch.zeros_like(rollout.actions) for _ in range(2))
         parts: Any = *networks.values(), rollout
