@@ -10,7 +10,8 @@ import yaml
 import mjfleet
 from mjfleet.config import AlgorithmConfig, PPOConfig
 from mjfleet.errors import UserError
-from mjfleet.registry import FoundTask, discover
+from mjfleet.registry import FoundTask, discover, find_task
+from mjfleet.runs.task_snapshot import read_code
 
 from ..conftest import SMALL, Output, Run, copy_task, rows
 from .test_own_classes import NETS, TD3
@@ -355,3 +356,26 @@ def test_what_changes_and_is_not_declared_is_one_message_after_the_first_update(
     assert done.stderr.count(f"{name}.{state} changes in an update, and is not declared") == 1
     assert f"`self.scratch({state!r})`" in done.stderr
     assert not [*(tmp_path / "run/checkpoints").glob("model*")]
+
+
+def test_files_of_an_installed_package_are_copied_and_the_copy_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site/robots_of_ours/learners"
+    package.mkdir(parents=True)
+    (package / "td3.py").write_text(TD3)
+    (package / "more.py").write_text("number = 3\n")
+    (tmp_path / "site/robots_alone.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    reference, pole = "robots_of_ours.learners.td3:TD3", copy_task(tmp_path / "tasks", "pole")
+    found = find_task("pole-balance", pole)
+    classes = [reference, "robots_alone:Net", "rsl_rl.models:MLPModel", "env:CartpoleEnv", "ppo"]
+    modules = found.modules(classes)
+    inside = "robots_of_ours/learners/"
+    assert modules.keys() == {f"{inside}td3.py", f"{inside}more.py", "robots_alone.py"}
+    for name, path in modules.items():
+        (pole / name).parent.mkdir(parents=True, exist_ok=True)
+        (pole / name).write_bytes(path.read_bytes())
+    assert read_code(pole).hash == read_code(pole, modules).hash
+    assert found.modules(classes) == {}
+    assert found.load(reference, object).__module__.startswith("mjfleet_task_pole")
