@@ -156,32 +156,35 @@ def run_script(kind: type[Options], measure: Callable[[Setup, Any], Result]) -> 
     sys.exit(run_command(partial(run_benchmark, kind, measure, prog), sys.argv[1:]))
 
 
-def new_run(words: Sequence[str], what: str, *more: str) -> tuple[FoundTask, TrainConfig]:
-    """Return the task and the configuration of runs that are measured, by words of `train`.
+def new_run(arguments: Sequence[str], what: str, *more: str) -> tuple[FoundTask, TrainConfig]:
+    """Return the task and the configuration of runs that are measured, by arguments of `train`.
 
     UserError if these give a field of CHOSEN, or of `more`, which would have no effect.
     """
-    if typed := [name for name in (*CHOSEN, *more) if name in typed_fields(words)]:
+    if typed := [name for name in (*CHOSEN, *more) if name in typed_fields(arguments)]:
         flag = flags_of(typed[0])[0]
         raise UserError(f"{what} measures short runs that it chooses: leave out {flag}.")
-    found, config, _ = configure(words)
+    found, config, _ = configure(arguments)
     return found, replace(config, total_envs=None, total_steps=None, init_from=None)
 
 
 def run_benchmark(
-    kind: type[Options], measure: Callable[[Setup, Any], Result], prog: str, words: Sequence[str]
+    kind: type[Options],
+    measure: Callable[[Setup, Any], Result],
+    prog: str,
+    arguments: Sequence[str],
 ) -> int:
     """Run a benchmark, write its result into `--output` and print it; returns the exit code.
 
     UserError if the flags fit neither each other nor this machine: nothing was created then.
     """
-    if asked := {*HELP, LIST_FLAGS} & {*words}:
+    if asked := {*HELP, LIST_FLAGS} & {*arguments}:
         flags = "All flags of `train` count, too; `train <task> --help` shows them."
         about = f"{kind.__doc__}\n\nA task comes before all flags, else it is {TASK}. {flags}"
         with suppress(SystemExit):
             parse_flags(kind, [*asked], prog, None, about)
         return train([LIST_FLAGS]) if LIST_FLAGS in asked else 0
-    options, others = parse_known(kind, words, prog)
+    options, others = parse_known(kind, arguments, prog)
     task = [others.pop(0)] if others and not others[0].startswith("-") else []
     if not task and "config" not in typed_fields(others):  # Whose file may name one.
         task = [TASK]
@@ -198,7 +201,7 @@ def run_benchmark(
         versions["mjfleet"] += f" ({commit})"
     machine = {"CPU": cpu_name(), "cores": f"{usable_cores()} of {os.cpu_count()}"}
     machine |= {"GPU": ", ".join(gpus), "NVIDIA driver": driver_version()} if gpus else {}
-    command, taken = shlex.join([*prog.split(), *words]), now()
+    command, taken = shlex.join([*prog.split(), *arguments]), now()
 
     def save(result: Result) -> str:
         return result.write(folder, command, taken, machine | versions)

@@ -56,13 +56,13 @@ class BenchOptions(Options):
     """The most workers of `scaling`; `None`: one for each GPU of --gpu-ids, or 2 on the CPU."""
 
 
-def bench(words: Sequence[str]) -> int:
+def bench(arguments: Sequence[str]) -> int:
     """Run one of BENCHMARKS; return the exit code."""
 
     def measure(setup: Setup, options: BenchOptions) -> Result:
         return BENCHMARKS[options.what](setup, options)
 
-    return run_benchmark(BenchOptions, measure, "mjfleet bench", words)
+    return run_benchmark(BenchOptions, measure, "mjfleet bench", arguments)
 
 
 def throughput(setup: Setup, options: BenchOptions) -> Result:
@@ -91,8 +91,8 @@ def time_parts(setup: Setup, num_envs: int) -> dict[str, Any]:
     share = median(engine / rollout for _, rollout, _, _, engine in iterations)
     steps = num_envs * worker.config["agent"]["num_steps_per_env"]
     return {
-        "speeds": [*(steps / each for each in seconds), share],
-        "milliseconds": [*(1e3 * each for each in seconds), share],
+        "speeds": [*(steps / time for time in seconds), share],
+        "milliseconds": [*(1e3 * time for time in seconds), share],
     }
 
 

@@ -46,8 +46,8 @@ class Table:
         rows: dict[str, list[Iterable[float]]] = {}
         for key, figures in measured:
             rows.setdefault(str(key), []).append(figures)
-        spreads = {key: map(Spread.of, zip(*each, strict=True)) for key, each in rows.items()}
-        return cls(title, columns, [[key, *each] for key, each in spreads.items()])
+        spreads = {key: map(Spread.of, zip(*repeats, strict=True)) for key, repeats in rows.items()}
+        return cls(title, columns, [[key, *spread] for key, spread in spreads.items()])
 
     def markdown(self) -> str:
         """Format the table as Markdown: a median is followed by its range."""

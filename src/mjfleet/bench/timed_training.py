@@ -80,12 +80,12 @@ def train_timed(
     file, run_dir = scratch / "config.yaml", scratch / "run"
     config = replace(config, log_root=str(scratch), max_restarts=0, quiet=False)
     write_config(file, found.name, config)
-    words = [found.name, "--config", str(file), "--run-dir", str(run_dir)]
-    words += placement_flags(config, found.defaults())
+    arguments = [found.name, "--config", str(file), "--run-dir", str(run_dir)]
+    arguments += placement_flags(config, found.defaults())
     if (teacher := config.agent.teacher) and teacher.checkpoint:
-        words += ["--teacher", teacher.checkpoint]
+        arguments += ["--teacher", teacher.checkpoint]
     try:
-        child = run_timed([*TRAIN, *words, *flags], scratch)
+        child = run_timed([*TRAIN, *arguments, *flags], scratch)
         rows = read_rows(run_dir / METRICS_FILE)[1]
         look(run_dir)
     finally:

@@ -50,11 +50,11 @@ def completion(arguments: Sequence[str]) -> int:
     return 0
 
 
-def candidates(words: Sequence[str]) -> list[str]:
+def candidates(line: Sequence[str]) -> list[str]:
     """Return what may stand in the place of a command line's last word; nothing for a file."""
     from mjfleet.cli.dispatcher import COMMANDS
 
-    (command, *typed), last = words[:-1], words[-1]
+    (command, *typed), last = line[:-1], line[-1]
     if command == "mjfleet":
         command, typed = (typed or [""])[0], typed[1:]
     previous, offered = typed[-1] if typed else "", list[str]()

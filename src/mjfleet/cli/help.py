@@ -39,8 +39,8 @@ def print_help(config: TrainConfig, prog: str, description: str) -> None:
     print(f"All others with their values; `{prog} --help-all` explains them:\n")
     width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
     for _, group in groupby(known.values(), lambda one: one.name.rpartition(".")[0]):
-        words = " ".join(word for one in group for word in as_words(one.name, plain(one.value)))
-        print(textwrap.fill(words, width, subsequent_indent="  ", break_on_hyphens=False))
+        flags = " ".join(word for one in group for word in as_words(one.name, plain(one.value)))
+        print(textwrap.fill(flags, width, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _as_field(leaf: Leaf) -> tuple[str, object, object]:

@@ -58,17 +58,17 @@ def parse_flags(
     _refuse_differing(flags)
     if LIST_FLAGS in flags:
         for leaf in _flags(kind, default):
-            words = _words_of(leaf.hint)
+            values = _allowed_values(leaf.hint)
             for name in flags_of(leaf.name):
-                print(name, *words)
+                print(name, *values)
             if leaf.is_switch:
                 print(*as_words(leaf.name, False))
         sys.exit()
-    words = ["--help"] if HELP & set(flags) else _as_switches(kind, default, flags)
+    arguments = ["--help"] if HELP & set(flags) else _as_switches(kind, default, flags)
     try:
         parsed, unknown = tyro.cli(
-            kind, prog=prog, description=description, args=words, default=default, registry=PARSERS,
-            config=(tyro.conf.AvoidSubcommands,), return_unknown_args=True,
+            kind, prog=prog, description=description, args=arguments, default=default,
+            registry=PARSERS, config=(tyro.conf.AvoidSubcommands,), return_unknown_args=True,
         )  # fmt: skip
     except SystemExit as end:
         if end.code and prog.startswith(("train ", "play ")):
@@ -130,8 +130,8 @@ def _unknown(
     """Return the message about arguments that are no flags of a command, nor values of any."""
     flag = next((word for word in unknown if word.startswith("-")), "")
     known = [one for leaf in _flags(kind, default) for one in flags_of(leaf.name)]
-    words = [part for word in flags for part in word.split("=", 1)]
-    before = {word: last for last, word in pairwise(("", *words))}.get(unknown[0], "")
+    arguments = [part for word in flags for part in word.split("=", 1)]
+    before = {word: last for last, word in pairwise(("", *arguments))}.get(unknown[0], "")
     if not flag and before.replace("_", "-") in _switches(kind, default):
         text = f"{before} may be followed by True or False, not by `{unknown[0]}`."
     elif not flag:
@@ -237,22 +237,22 @@ def field_texts(kind: type[Any]) -> dict[str, str]:
     for owner in reversed(kind.__mro__[:-1]):
         (declared,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
         assert isinstance(declared, ast.ClassDef)
-        for field, text in pairwise(declared.body):
-            match field, text:
-                case ast.AnnAssign(target), ast.Expr(ast.Constant(str(words))):
-                    found[ast.unparse(target)] = " ".join(words.split())
+        for field, below in pairwise(declared.body):
+            match field, below:
+                case ast.AnnAssign(target), ast.Expr(ast.Constant(str(text))):
+                    found[ast.unparse(target)] = " ".join(text.split())
     return found
 
 
-def _words_of(hint: Any) -> list[str]:
-    """Return the words that a flag of a type may have as values, if it is no number or text."""
+def _allowed_values(hint: Any) -> list[str]:
+    """Return the values that a flag of a type may have, if it is no number or text."""
     options = get_args(hint)
     if get_origin(hint) is Literal:
         return list(map(str, options))
     if isinstance(hint, EnumType):
         return list(hint.__members__)
-    words = [word for option in options for word in _words_of(option)]
-    return words + ["None"] * bool(words and NoneType in options)
+    values = [value for option in options for value in _allowed_values(option)]
+    return values + ["None"] * bool(values and NoneType in options)
 
 
 @PARSERS.struct_rule

@@ -56,8 +56,8 @@ class Member:
         self.share, self.run_dir = share, folder / self.name
         self.status, self.cause, self.log_file = "running", "", folder / f"{self.name}.log"
         self._signal = 0
-        words = *common, "--run-dir", str(self.run_dir), *self.flags, *share.flags
-        command = python_module("mjfleet.cli.train", *words)
+        arguments = *common, "--run-dir", str(self.run_dir), *self.flags, *share.flags
+        command = python_module("mjfleet.cli.train", *arguments)
         with self.log_file.open("ab") as log:
             stop = {STOP_VARIABLE: str(os.getpid())}
             self._child = ChildProcess(

@@ -202,7 +202,7 @@ class Ground:
         above, far = heights[1:, :-1], heights[1:, 1:]
         # A cell's diagonal goes from its nearest corner to its farthest; below it lies x > y.
         triangles = (near, below - near, far - below), (near, far - above, above - near)
-        self.planes = torch.stack([torch.stack(each, dim=2) for each in triangles], dim=2)
+        self.planes = torch.stack([torch.stack(triangle, dim=2) for triangle in triangles], dim=2)
         """Height at the nearest corner and slopes along x and y (m per cell), of the two triangles
         of each cell: `(rows, columns, 2, 3)`."""
         size = heights.new_tensor((heights.shape[1] - 1, heights.shape[0] - 1))

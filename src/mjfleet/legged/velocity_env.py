@@ -329,7 +329,7 @@ class VelocityEnv(Env[VelocityConfig]):
         if not self.feet:
             raise UserError(f"{type(self).__name__}.feet is empty; it must name one foot or more.")
         count, names = len(self.feet), [f"{foot}_{name}" for foot in self.feet]
-        first, *others = (int(self.sim.model.sensor(each).adr[0]) for each in names)
+        first, *others = (int(self.sim.model.sensor(sensor).adr[0]) for sensor in names)
         if others != [first + size * i for i in range(1, count)]:
             raise UserError(f"the sensors {', '.join(names)} must follow each other in this order.")
         values = self.sim.sensordata[:, first : first + count * size]

@@ -237,8 +237,10 @@ def _rows(one: Variation) -> tuple[np.ndarray, list[str]]:
     for pattern in one.names or ("",):
         whole = name_pattern(pattern, str(one)).fullmatch
         if not (found := [i for i, own in enumerate(names) if any(map(whole, own))]):
-            there = ", ".join(sorted({name for own in names for name in own})) or "none has a name"
-            raise UserError(f"{one}: {pattern!r} matches no {kind} of: {there}.")
+            available = (
+                ", ".join(sorted({name for own in names for name in own})) or "none has a name"
+            )
+            raise UserError(f"{one}: {pattern!r} matches no {kind} of: {available}.")
         for i in found:
             if i in matched:
                 both = f"{matched[i]!r} and {pattern!r} both match {' of '.join(names[i])!r}"

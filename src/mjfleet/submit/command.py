@@ -132,7 +132,7 @@ class ClusterJob:
 
     sizes: list[str]  # What is trained, for the first lines of the file.
     name: str
-    words: list[str]  # The command.
+    command: list[str]
     folder: str  # The experiment's folder, in which the run directory is made.
     run_dir: str | None  # The run directory that the command names.
     processes: int  # Processes of each machine.
@@ -143,7 +143,7 @@ class ClusterJob:
 
 def submit(arguments: Sequence[str]) -> int:
     """Submit a job, or print its file; returns the exit code."""
-    cluster, words = next(iter(arguments), ""), list(arguments[1:])
+    cluster, rest = next(iter(arguments), ""), list(arguments[1:])
     if cluster in ("", *HELP):
         texts = "\n".join(f"  {name:<7}{kind.__doc__}" for name, kind in CLUSTERS.items())
         usage = "usage: mjfleet submit CLUSTER [flags] -- train <task> ...\n\nclusters:"
@@ -151,8 +151,8 @@ def submit(arguments: Sequence[str]) -> int:
         return 0 if cluster else 2
     if cluster not in CLUSTERS:
         raise UserError(f"submit {cluster}: it must be one of {', '.join(CLUSTERS)}.")
-    at = words.index("--") if "--" in words else len(words)
-    flags, command = words[:at], words[at + 1 :]
+    at = rest.index("--") if "--" in rest else len(rest)
+    flags, command = rest[:at], rest[at + 1 :]
     asks = {*HELP, LIST_FLAGS}
     if not asks & {*flags} and (command[:1] not in (["train"], ["sweep"]) or asks & {*command}):
         raise UserError(
@@ -180,10 +180,14 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
 
     UserError if a flag, task or number is wrong, or what is asked for does not fit the job.
     """
-    is_sweep, words = command[0] == "sweep", list(command)
-    own, rest = parse_known(SweepArguments, words[1:], PROG) if is_sweep else (None, words[1:])
-    _refuse(typed_fields(words), _is_array(arguments), is_sweep)
-    if "fork" in typed_fields(words):  # Of the job, --as-trained is about the run in --run-dir.
+    is_sweep, job_command = command[0] == "sweep", list(command)
+    own, rest = (
+        parse_known(SweepArguments, job_command[1:], PROG) if is_sweep else (None, job_command[1:])
+    )
+    _refuse(typed_fields(job_command), _is_array(arguments), is_sweep)
+    if "fork" in typed_fields(
+        job_command
+    ):  # Of the job, --as-trained is about the run in --run-dir.
         rest = without_fields(rest, ["as_trained"])
     found, config, start = configure([*rest, "--dry-run"])
     runs = count_seeds(config) if config.seeds else int(start.is_group)
@@ -197,7 +201,7 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
         gpus = len(config.gpu_ids) if isinstance(config.gpu_ids, list) else int(needs_gpus(config))
     if not gpus and needs_gpus(config):
         config = replace(config, gpu_ids=None)
-        words = [*without_fields(words, ["gpu_ids"]), "--gpu-ids", "None"]
+        job_command = [*without_fields(job_command, ["gpu_ids"]), "--gpu-ids", "None"]
     workers = gpus or config.cpu_workers or 1
     cores, restarts = workers * arguments.cpus, config.max_restarts
     if runs:
@@ -210,7 +214,7 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
         processes, restarts = 1, 0  # Each run restarts by itself.
     else:
         if restarts:
-            words = [*without_fields(words, ["max_restarts"]), "--max-restarts", "0"]
+            job_command = [*without_fields(job_command, ["max_restarts"]), "--max-restarts", "0"]
         config, sizes, processes = replace(config, max_restarts=0), [], workers
         devices = choose_devices(config, {}, gpus, started=workers)
         # By these variables the first worker will know its place.
@@ -223,7 +227,7 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
     return ClusterJob(
         sizes=[*sizes, *(f"{name}: {size}" for name, size in describe_size(plan).items())],
         name=arguments.name or name,
-        words=words,
+        command=job_command,
         folder=str(Path(config.log_root, config.agent.experiment_name)),
         run_dir=config.run_dir,
         processes=processes,
@@ -260,11 +264,11 @@ def _file(cluster: str, arguments: JobArguments, job: ClusterJob, typed: Sequenc
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    words = job.words
+    command = job.command
     if cluster != "slurm":
         if not job.run_dir:
             when = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-            words = [*words, "--run-dir", f"{VOLUME}/{PurePosixPath(job.folder).name}/{when}"]
+            command = [*command, "--run-dir", f"{VOLUME}/{PurePosixPath(job.folder).name}/{when}"]
         elif VOLUME not in map(str, PurePosixPath(job.run_dir).parents):
             raise UserError(f"--run-dir {job.run_dir}: it must be in {VOLUME}, the volume.")
     if isinstance(arguments, SkyArguments):
@@ -280,7 +284,7 @@ def _file(cluster: str, arguments: JobArguments, job: ClusterJob, typed: Sequenc
     header = [" ".join(shlex.join(typed).split()), *job.sizes]
     template = environment.get_template("slurm.sh" if cluster == "slurm" else f"{cluster}.yaml")
     return template.render(
-        header="\n".join(f"# {line}" for line in header), command=shlex.join(words), job=job,
+        header="\n".join(f"# {line}" for line in header), command=shlex.join(command), job=job,
         arguments=arguments, is_array=_is_array(arguments), save_seconds=SAVE_SECONDS,
         python=sys.executable,
     )  # fmt: skip

@@ -38,11 +38,11 @@ def sweep(argv: Sequence[str]) -> int:
         with suppress(SystemExit):
             parse_flags(SweepArguments, [*asked], f"{PROG} <task>", None, ABOUT)
         return train(argv) if LIST_FLAGS in asked else 0
-    wanted, words = parse_known(SweepArguments, argv, PROG)
+    wanted, flags = parse_known(SweepArguments, argv, PROG)
     folder_id = secrets.token_hex(8)
     if wanted.resume is not None:
-        words = [*words, "--resume", wanted.resume]
-    found, config, start = configure(words)
+        flags = [*flags, "--resume", wanted.resume]
+    found, config, start = configure(flags)
     if existing := start.run_dir:
         wanted, folder_id = _recorded(existing, argv), str(record_of(existing).get("folder_id"))
     config = group_config(config, "or start a sweep on each machine, with the same --storage.")

@@ -82,8 +82,8 @@ class TrialRun(Member):
         with suppress(UserError):  # If the values do not fit each other, `train` says so.
             for field in unused_fields(with_values(config, tried).agent, trial.params):
                 del tried[field.name]
-        words = [word for value in tried.items() for word in as_words(*value)]
-        super().__init__(f"trial_{trial.number}", words)
+        flags = [word for value in tried.items() for word in as_words(*value)]
+        super().__init__(f"trial_{trial.number}", flags)
         self.trial = trial
         self.last_step = last_step  # The last step that the study has a value of.
         self.iterations = 0  # That were complete when the metrics were read last.

@@ -50,7 +50,7 @@ def runs(arguments: Sequence[str]) -> int:
         raise UserError(f"--log-root {root}: there is no such folder.")
     if ("--prune" in arguments or parsed.yes) and not parsed.prune:
         raise UserError("--prune: say what to remove, such as `--prune unfinished --yes`.")
-    summaries = [summary for summary in _newest_first(root) if _has(summary, parsed.words)]
+    summaries = [summary for summary in _newest_first(root) if _matches(summary, parsed.words)]
     if parsed.prune:
         return prune(root, parsed.prune, summaries, parsed.yes)
     if parsed.sort == "name":
@@ -88,7 +88,7 @@ def _newest_first(root: Path) -> list[Summary]:
     return [summary for _, first, members in found for summary in (first, *members)]
 
 
-def _has(summary: Summary, words: Sequence[str]) -> bool:
+def _matches(summary: Summary, words: Sequence[str]) -> bool:
     text = f"{summary.run} {summary.task} {summary.status}".lower()
     return all(word.lower() in text for word in words)
 

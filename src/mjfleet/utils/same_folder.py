@@ -11,9 +11,9 @@ def same_folder() -> Iterator[None]:
 
     A task's code may change it, and names that the user typed are relative to it.
     """
-    here = os.open(".", os.O_PATH)  # Also of one that has been removed.
+    folder = os.open(".", os.O_PATH)  # Also of one that has been removed.
     try:
         yield
     finally:
-        os.fchdir(here)
-        os.close(here)
+        os.fchdir(folder)
+        os.close(folder)

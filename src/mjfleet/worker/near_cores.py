@@ -19,8 +19,8 @@ def use_near_cores(gpus: Sequence[str], local_rank: int, threads: int) -> int:
     Returns:
         CPU threads of the worker: at most its share of the cores near its GPU.
     """
-    words = ((os.cpu_count() or 1) + 63) // 64
-    masks = [ask_gpu(gpu, "nvmlDeviceGetCpuAffinity", words) or () for gpu in gpus]
+    mask_words = ((os.cpu_count() or 1) + 63) // 64
+    masks = [ask_gpu(gpu, "nvmlDeviceGetCpuAffinity", mask_words) or () for gpu in gpus]
     cores, threads = near_share(masks, os.sched_getaffinity(0), local_rank, threads)
     if cores:
         os.sched_setaffinity(0, cores)

@@ -27,7 +27,7 @@ run={{ job.run_dir | quote }}
 {% endif %}
 # One worker that fails ends the others. srun does not take the number of cores from the job.
 srun --kill-on-bad-exit=1 --cpus-per-task={{ job.cpus }} {{ python | quote }} -P -m mjfleet \
-    {{ command }}{{ ' --run-dir "$run"' if not job.run_dir }} --as-trained{{ ' --agent.seed "$((SLURM_ARRAY_TASK_ID * %d))"' % (arguments.nodes * job.processes) if is_array and job.words[0] == "train" }}
+    {{ command }}{{ ' --run-dir "$run"' if not job.run_dir }} --as-trained{{ ' --agent.seed "$((SLURM_ARRAY_TASK_ID * %d))"' % (arguments.nodes * job.processes) if is_array and job.command[0] == "train" }}
 code=$?
 # 143: stopped by SLURM's signal, after a checkpoint.
 if [ "$code" = 143 ]; then scontrol requeue "$job"; fi

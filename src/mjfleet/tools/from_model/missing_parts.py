@@ -136,7 +136,7 @@ def _add_sensors(robot: Robot) -> None:
     if robot.is_free:
         robot.feet = [_foot(robot, limb.low) for limb in robot.stands if robot.has_legs]
         add_sensors(spec, robot.base, tuple(robot.feet))
-        if robot.feet and (above := [f"`{robot.model.body(each).name}`" for each in robot.above]):
+        if robot.feet and (above := [f"`{robot.model.body(one).name}`" for one in robot.above]):
             others = ", ".join(above)
             robot.questions.append(f"May {others} touch the ground, too? They are no feet here.")
     elif arm := robot.arm():
@@ -145,7 +145,7 @@ def _add_sensors(robot: Robot) -> None:
         name = f"{robot.tool}_position"
         if name not in before:
             spec.add_sensor(name=name, type=kind, objtype=site, objname=robot.tool)
-    if names := [f"`{each.name}`" for each in spec.sensors if each.name not in before]:
+    if names := [f"`{sensor.name}`" for sensor in spec.sensors if sensor.name not in before]:
         robot.added.append(f"sensors: {', '.join(names)}")
 
 

@@ -25,13 +25,13 @@ def in_a_sentence(error: Exception, spec: mujoco.MjSpec | None = None) -> str:
     reason, _, where = str(error).strip().partition("\nElement")
     reason, where = re.sub(r"^(\w+ )?(Error: )+", "", " ".join(reason.split())), f"Element{where}"
     line = found[0] if (found := LINE.search(where)) else ""
-    if (named := BY_NAME.search(where)) and spec is not None:
-        what = _describe(spec, named["name"], int(named["id"]), reason)
+    if (match := BY_NAME.search(where)) and spec is not None:
+        what = _describe(spec, match["name"], int(match["id"]), reason)
         if "mjMINVAL" in reason:
             reason = "it moves, and needs a mass and an inertia above 0, as <inertial> gives them"
         return f"{what}{line}: {reason}"
-    if tagged := BY_TAG.search(where):
-        return f"<{tagged['tag']}>{line}: {reason}"
+    if match := BY_TAG.search(where):
+        return f"<{match['tag']}>{line}: {reason}"
     return reason
 
 
