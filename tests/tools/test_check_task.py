@@ -8,7 +8,7 @@ import pytest
 
 from mjfleet.cli.dispatcher import mjfleet
 
-from ..conftest import Run
+from ..conftest import Output, Run
 from .arm import (
     APPLY,
     METHODS,
@@ -164,7 +164,7 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
         ],
         [
             r"make_model\(\) returns another geom_rgba each time",
-            r"of an environment depends on the other environments",
+            r"of an environment depends on the others",
         ],
     ),
     # A model that is written in a reset; a hook that is none.
@@ -217,6 +217,7 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
                   "if (distance < 0).any():", "    total = least",
                   "listed = distance.tolist()",
                   "array = distance.numpy()",
+                  "copied = distance.cpu()",
                   "near = distance[distance < 0.1]",
                   "count = (distance < 0.1).nonzero()",
                   "scale = torch.tensor([1.0, 2.0], device=self.device)",
@@ -228,7 +229,8 @@ MISTAKES: list[tuple[list[Change], list[str]]] = [
             rf"in {method}\(\): `{code}.*waits for the device"
             for method, code in (
                 ("<genexpr>", "total ="), ("rewards", "least ="), ("rewards", "if "),
-                ("rewards", "listed ="), ("rewards", "array ="), ("rewards", "near ="),
+                ("rewards", "listed ="), ("rewards", "array ="), ("rewards", "copied ="),
+                ("rewards", "near ="),
                 ("rewards", "count ="), ("rewards", "scale ="), ("rewards", "ends ="),
                 ("reset_worlds", "self.sim.qpos"),
             )
@@ -279,7 +281,7 @@ RARE: list[tuple[list[Change], list[str]]] = [
     ([method("terminated", "self.episode_length_buf >= self.max_episode_length")],
      [r"terminated\(\) is true at 200 steps"]),
     ([method("terminated", "((self.sim.qvel[:, 0] > 8) | (self.sim.qvel[:, 1:] > 8)).any(0)")],
-     [r"terminated\(\) of an environment depends on the other environments"]),
+     [r"terminated\(\) of an environment depends on the others"]),
     ([("import math\n", "import math\nimport time\n"), (POSE, f"{POSE} * (time.time() % 1)")],
      [r"differs between two environments with the same seed"]),
     ([(RESET, f"        self.generator.manual_seed(0)\n{RESET}")],
@@ -365,6 +367,27 @@ def test_engines_that_disagree_are_found_by_the_command(
     mistakes = [line for line in lines if line.startswith("mistake: ")]
     assert any(re.search(expected, line) for line in mistakes)
     assert len(mistakes) <= 3
+
+
+def test_what_a_task_accepts_is_a_note_with_its_reason_and_nothing_else_is(
+    here: Path, printed: Output
+) -> None:
+    given = '{"joint elbow": "it swings in from outside", "joint wrist": "there is none"}'
+    write_arm(
+        here,
+        (
+            '    model_file = "model.xml"\n',
+            f"    model_file = 'model.xml'\n    accepted_findings = {given}\n",
+        ),
+        ("-2.0, 2.0)", "-5.0, 5.0)"),
+    )
+    lines = printed("check-task", "arm").splitlines()
+    (note,) = (line for line in lines if line.startswith("note: "))
+    assert re.search(
+        "start with joint elbow at .* \\(accepted: it swings in from outside\\)$", note
+    )
+    assert "warning: accepted_findings: 'joint wrist' is in no finding; remove it" in lines
+    assert not any(line.startswith("mistake: ") or "nothing" in line for line in lines)
 
 
 def test_engines_that_disagree_on_a_height_field_are_a_warning(

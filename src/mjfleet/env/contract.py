@@ -44,6 +44,9 @@ class EnvContract(VecEnv, Generic[C]):
     set another in `setup`."""
     command_override: bool = False
     """Whether a viewer sets the commands. The task then draws none."""
+    accepted_findings: ClassVar[Mapping[str, str]] = {}
+    """What `mjfleet check-task` finds although the task is as it is meant to be: a part of each
+    finding's text, and the reason, with which it becomes a note."""
 
     @classmethod
     def make_model(cls, cfg: C) -> mujoco.MjModel:

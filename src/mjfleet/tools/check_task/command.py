@@ -35,10 +35,10 @@ def check_task(arguments: Sequence[str]) -> int:
     import_prepared(device, "tools.check_task.examine")
     from mjfleet.tools.check_task.examine import examine
 
-    mistakes, warnings = examine(found, device)
-    for kind, texts in (("mistake", mistakes), ("warning", warnings)):
-        for text in texts:
-            print_line(f"{kind}: {text}")
-    if not mistakes and not warnings:
-        print_line("nothing found")
-    return 1 if mistakes else 0
+    lines = examine(found, device)
+    for kind in ("mistake", "warning", "note"):
+        for line in (line for line, its_kind in lines.items() if its_kind == kind):
+            print_line(f"{kind}: {line}")
+    if "mistake" not in lines.values() and "warning" not in lines.values():
+        print_line(f"nothing {'else ' * bool(lines)}found")
+    return 1 if "mistake" in lines.values() else 0

@@ -6,17 +6,9 @@ from functools import partial
 import mujoco
 import torch
 
-from mjfleet.sim.simulation import CONSTANTS, STATE_FIELDS, Simulation
+from mjfleet.sim.simulation import CONSTANTS, Simulation
 from mjfleet.tools.check_task.signals import SIGNALS, engine_warnings, not_finite
-from mjfleet.tools.check_task.subject import (
-    Finding,
-    Outcome,
-    Subject,
-    all_equal,
-    columns,
-    differs,
-    roll,
-)
+from mjfleet.tools.check_task.subject import Finding, Outcome, Subject, columns, differs, roll
 
 Build = Callable[..., Subject]
 """Builds the environment of a `rank` on MuJoCo's own engine, in GRPO groups of TWINS."""
@@ -25,16 +17,16 @@ COMPARED_STEPS = 8
 ENGINE_STEPS = 100
 LEAK_ROUNDS = 10
 SEED = (
-    "differs between two environments with the same seed and actions, so that a run cannot be "
-    "repeated; draw with self.uniform and self.normal, and use no clock and no order of a set"
+    "differs between two environments with the same seed and actions; draw with self.uniform and "
+    "self.normal, and use no clock and no order of a set"
 )
 AGAIN = (
     "differs if the same steps are taken from the same state again: the task remembers something "
     "in an object, a function or a module; declare it by self.add_state in setup()"
 )
 OTHERS = (
-    "of an environment depends on the other environments: it differs when only these are in "
-    "another state; sum, average, sort and ask any() or all() within a row (dim=1)"
+    "of an environment depends on the others: it differs when only these are in another state; "
+    "sum, average, sort and ask any() or all() within a row (dim=1)"
 )
 TWIN = (
     "differs between environments in the same state, with the same actions and random numbers; "
@@ -43,17 +35,17 @@ TWIN = (
 
 
 def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
-    """Find environments that differ with equal seeds, or are equal on other ranks. Find twins that
-    differ: they are in the same state, and have the same actions and random numbers."""
+    """Find what differs with equal seeds, or between twins, and what is the same on all ranks."""
     actions = subject.actions(COMPARED_STEPS, seed=9)[:, ::TWINS].repeat_interleave(TWINS, dim=1)
     one, again, other = (roll(build(rank=rank).env, actions) for rank in (0, 0, 1))
     if found := _first_difference(one, again, SEED):
         yield from found
         return
-    if not (all_equal(one["sim.qpos"][0]) or _first_difference(one, other)):
+    start = one["sim.qpos"][0]
+    if differs(start, start[:1]).any() and not _first_difference(one, other):
         yield Finding(
-            "workers with different ranks have the same environments: no random number follows "
-            "from the seed; draw with self.uniform and self.normal"
+            "workers with different ranks have the same environments; draw with self.uniform and "
+            "self.normal, whose numbers follow from the seed"
         )
     first, second = ({k: v[:, i::TWINS] for k, v in one.items()} for i in range(TWINS))
     yield from _first_difference(first, second, TWIN)
@@ -83,12 +75,12 @@ def leaks_between(subject: Subject) -> Iterator[Finding]:
 
 def _first_difference(one: Outcome, other: Outcome, text: str = "differs") -> list[Finding]:
     """Return a finding about what differs first, if anything does."""
-    found: list[tuple[int, int, str]] = []
-    for order, (name, values) in enumerate(one.items()):
+    steps = dict[str, int]()
+    for name, values in one.items():
         different = differs(values[1:], other[name][1:]).any(dim=2).any(dim=1)
         if different.any():
-            found.append((int(different.nonzero()[0]), order, name))
-    return [Finding(f"{min(found)[2]} {text}")] if found else []
+            steps[name] = int(different.nonzero()[0])
+    return [Finding(f"{min(steps, key=steps.__getitem__)} {text}")] if steps else []
 
 
 def stale_constants(sim: Simulation) -> Iterator[Finding]:
@@ -97,15 +89,12 @@ def stale_constants(sim: Simulation) -> Iterator[Finding]:
     before = {name: field.clone() for name, field in fields.items()}
     sim.expand("body_mass")  # Without fields of its own, no world computes anything.
     sim.set_const()
-    for name, field in fields.items():
-        if (field - before[name]).abs().max() > 1e-3 * before[
-            name
-        ].abs().max() + 1e-9:  # Less is rounding.
+    for name, old in before.items():
+        if (fields[name] - old).abs().max() > 1e-3 * old.abs().max() + 1e-9:  # Less is rounding.
             yield Finding(
-                f"make_model() or setup() changes masses: {name} and other constants still belong "
-                "to the ones before. In make_model(), change a mujoco.MjSpec, or call "
-                "mujoco.mj_setConst(model, mujoco.MjData(model)) after a change; in setup(), call "
-                "self.sim.set_const()"
+                f"make_model() or setup() changes masses: {name} and the like belong to those "
+                "before. In make_model(), change a mujoco.MjSpec, or call mujoco.mj_setConst(model,"
+                " mujoco.MjData(model)) after a change; in setup(), call self.sim.set_const()"
             )
             return
 
@@ -120,13 +109,9 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
     rows = list[Outcome](), list[Outcome]()
     for step, action in enumerate(one.actions(ENGINE_STEPS, seed=10)):
         if step:
-            source, target = one.env.sim, other.env.sim
-            for name in STATE_FIELDS:
-                getattr(target, name).copy_(getattr(source, name))
-            for name, field in source.expanded.items():
-                target.expanded[name].copy_(field)
+            state, names = one.env.sim.state(), other.env.sim.state().keys()
+            other.env.sim.restore({name: state[name] for name in names & state.keys()})
             other.env.load_state_dict(one.env.state_dict())
-            target.forward()
         for subject, outcomes in zip((one, other), rows, strict=True):
             row = roll(subject.env, action.unsqueeze(0)).items()
             outcomes.append({name: values[min(step, 1) :] for name, values in row})
@@ -157,7 +142,6 @@ def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
         yield Finding(
             f"{name}{columns((found[first] > 0).any(dim=0))}: differs between the engines {when}, "
             f"by up to {float(found[first].max()):.2g}; {heights * has_heights}draw random numbers "
-            "with self.uniform and self.normal, and let no number depend on a dtype or a device; "
-            "docs/tasks.md says what fields hold",
+            "with self.uniform and self.normal, and let no number depend on a dtype or a device",
             is_sure=not has_heights,
         )

@@ -16,28 +16,35 @@ from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.tools.check_task import comparisons, signals, state_checks
 from mjfleet.tools.check_task.subject import Finding, Subject, place, roll
-from mjfleet.tools.check_task.watch import Watch
+from mjfleet.tools.check_task.watch import CopyWatch, Watch
 from mjfleet.utils.console import in_a_line, print_line
 
 WORLDS = 32
 
 
-def examine(found: FoundTask, device: str) -> tuple[list[str], list[str]]:
-    """Return lines about mistakes and about what may be one; print which engine runs."""
+def examine(found: FoundTask, device: str) -> dict[str, str]:
+    """Return lines with the kind of each: a `mistake`, a `warning` of what may be one, or a `note`
+    of what the task accepts. Print which engine runs."""
     checks = {"native on cpu": on_native(found), f"warp on {device}": on_warp(found, device)}
-    mistakes, warnings = dict[str, None](), dict[str, None]()  # Each text is printed once.
+    lines = dict[str, str]()
     for where, findings in checks.items():
         more = "; compiling a new model's kernels takes about a minute" * ("warp" in where)
         print_line(f"{where}: {signals.STEPS} steps of {WORLDS} worlds with random actions{more}")
         try:
-            for finding in findings:
-                (mistakes if finding.is_sure else warnings)[finding.text] = None
+            for text, is_sure in findings:
+                accepted = found.load(found.task.env_class).accepted_findings.items()
+                reasons = [f"(accepted: {why})" for part, why in accepted if part in text]
+                kind = "note" if reasons else "mistake" if is_sure else "warning"
+                lines[" ".join((text, *reasons))] = kind
         except Exception as error:
-            mistakes[describe(error, found)] = None
-            break
-        if any("not finite" in text for text in mistakes):
-            break  # Both engines would show it.
-    return list(mistakes), list(warnings)
+            lines[describe(error, found)] = "mistake"
+            return lines
+        if any(kind == "mistake" and "not finite" in line for line, kind in lines.items()):
+            return lines  # Both engines would show it.
+    for part in found.load(found.task.env_class).accepted_findings:
+        if not any(part in line for line in lines):
+            lines[f"accepted_findings: {part!r} is in no finding; remove it"] = "warning"
+    return lines
 
 
 def describe(error: Exception, found: FoundTask) -> str:
@@ -58,9 +65,7 @@ def on_native(found: FoundTask) -> Iterator[Finding]:
         seed_everything(found.defaults().agent.seed)
         before = state_checks.outside()
         subject = build(found)
-        at_first = state_checks.outlasting(
-            before, state_checks.outside(), "setup() or make_model()"
-        )
+        at_first = state_checks.outlasting(before, "setup() or make_model()")
         yield from _checks(subject, at_first, partial(build, found, group_size=comparisons.TWINS))
 
 
@@ -90,9 +95,9 @@ def _checks(
     """Make the checks; `at_first` has what building the environment has changed outside of it."""
     env, check, packages = subject.env, subject.check, subject.packages()
     before = state_checks.outside(packages)
-    with Watch(subject) as watch:
+    with Watch(subject) as watch, CopyWatch(watch):
         run = roll(env, subject.actions(signals.STEPS))
-    outlasting = state_checks.outlasting(before, state_checks.outside(packages), "a step")
+    outlasting = state_checks.outlasting(before, "a step", packages)
     undeclared = list(state_checks.undeclared(subject))
     starts = check(state_checks.first_states)
     written = [*state_checks.written_model(subject), *state_checks.misspelt_methods(subject)]
@@ -100,7 +105,7 @@ def _checks(
     bad_numbers = signals.not_finite(run, "steps with random actions")
     yield from (*(at_first | outlasting).values(), *undeclared, *map(Finding, watch.texts))
     yield from (*check(state_checks.who_writes), *written, *(starts or warnings), *bad_numbers)
-    if bad_numbers or any("reports BAD" in each.text for each in warnings):
+    if bad_numbers or any("reports BAD" in warning.text for warning in warnings):
         return
     ends = early_end(means(env.take_statistics())["length"], env.max_episode_length)
     yield from (*map(Finding, ends), *check(state_checks.reset_leaks))

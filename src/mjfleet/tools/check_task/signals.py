@@ -43,15 +43,13 @@ def not_finite(outcome: Outcome, where: str, is_sure: bool = True) -> list[Findi
 
 def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterator[Finding]:
     """Find what never changes, neither with random actions nor in random `states`."""
-    kind = type(subject.env)
-    may_fail = kind.terminated is not Env.terminated
+    kind, may_fail = type(subject.env), type(subject.env).terminated is not Env.terminated
     late = subject.from_random_states(ROUNDS, is_late=True)
     for name in (name for name in run if name.startswith(SIGNALS)):
         (method, key), values = (name.split("()", maxsplit=1)[0], name.split("'")[1]), run[name][1:]
         # In late states, a command differs even if its range has no width.
         every = torch.cat((values, states[name], *[late[name]] * (method == "observe")))
-        low, high = every.amin(dim=(0, 1)), every.amax(dim=(0, 1))
-        constant = high - low <= 1e-7 + 1e-6 * torch.maximum(high.abs(), low.abs())
+        constant = ~differs(every, every[:1, :1]).any(dim=1).any(dim=0)
         if method == "observe":
             if subject.env.get_observations()[key].ndim > 2:
                 constant &= constant.all()  # Parts of an image may stay as they are.
@@ -72,13 +70,12 @@ def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterato
     failed, failed_late = states["terminated()"] > 0, late["terminated()"] > 0
     if failed_late[::2].all() and not failed[::2].all():  # Both have the same states.
         yield Finding(
-            f"terminated() is true at {subject.env.max_episode_length} steps whatever the state, "
-            "so that time-outs count as failures; leave them to the base class"
+            f"terminated() is true at {subject.env.max_episode_length} steps in any state, so that "
+            "time-outs count as failures; leave them to the base class"
         )
     for name in ("terminated", "truncated"):
-        if getattr(kind, name) is not getattr(Env, name) and not any(
-            outcome[f"{name}()"].any() for outcome in (run, states, late)
-        ):
+        may_be = getattr(kind, name) is not getattr(Env, name)
+        if may_be and not any(outcome[f"{name}()"].any() for outcome in (run, states, late)):
             yield Finding(
                 f"{name}() was never true, neither with random actions nor in random states, at "
                 "any time of an episode; if it is to be, look at its condition (angles are in rad)",

@@ -30,31 +30,30 @@ UNOBSERVED = ("sim.time", "sim.qpos", "sim.qvel", "sim.act")
 
 def outside(packages: Collection[str] = ()) -> dict[str, Any]:
     """Return what outlasts an environment: generators, variables of modules and their classes."""
-    found: dict[str, Any] = {
-        "torch's": torch.get_rng_state().numpy(),
-        "NumPy's": np.random.get_state(),
-        "Python's": repr(random.getstate()),
-    }
+    states = torch.get_rng_state().numpy(), np.random.get_state(), repr(random.getstate())
+    found: dict[str, Any] = dict(zip(("torch's", "NumPy's", "Python's"), states, strict=True))
     for module in [m for name, m in sys.modules.items() if name.partition(".")[0] in packages]:
         values = [*vars(module).values()]
         kinds = (k for k in values if isinstance(k, type) and k.__module__ == module.__name__)
         for owner in (module, *kinds):
             name = owner.__name__.rpartition(".")[2]
-            found |= {f"{name}.{k}": each for k, each in vars(owner).items() if k[:2] != "__"}
+            found |= {f"{name}.{k}": value for k, value in vars(owner).items() if k[:2] != "__"}
     return look(found)
 
 
-def outlasting(before: dict[str, Any], now: dict[str, Any], where: str) -> dict[str, Finding]:
-    """Return, by name, what has changed between two looks; `where` names the code that did so."""
+def outlasting(
+    before: dict[str, Any], where: str, packages: Collection[str] = ()
+) -> dict[str, Finding]:
+    """Return, by name, what has changed since `outside`; `where` names the code that did so."""
     draws = (
-        "{} draws from {} global generator, which the learner draws from too, so that workers and "
-        "resumed runs get other numbers; draw with self.uniform and self.normal"
+        "{} draws from {} global generator, as the learner does, so that workers and resumed runs "
+        "get other numbers; draw with self.uniform and self.normal"
     )
     writes = (
         "{} changes {}, a variable of a module or class, which outlasts the environment and which "
         "no checkpoint holds; declare it by self.add_state in setup()"
     )
-    names = changes(before, now)
+    names = changes(before, outside(packages))
     return {k: Finding((draws if k.endswith("'s") else writes).format(where, k)) for k in names}
 
 
@@ -74,10 +73,9 @@ def misspelt_methods(subject: Subject) -> Iterator[Finding]:
     kind, names = type(subject.env), [name for name in vars(EnvContract) if name[0] != "_"]
     absent = [name for name in names if getattr(kind, name) is getattr(Env, name)]
     for name in sorted(set(dir(kind)) - set(dir(Env))):
-        if meant := get_close_matches(name, absent, 1, 0.85):
-            yield Finding(
-                f"mjfleet never calls {name}(); did you mean {meant[0]}()?", is_sure=False
-            )
+        if near := get_close_matches(name, absent, 1, 0.85):
+            text = f"mjfleet never calls {name}(); did you mean {near[0]}()?"
+            yield Finding(text, is_sure=False)
 
 
 def written_model(subject: Subject) -> Iterator[Finding]:
@@ -94,8 +92,7 @@ def written_model(subject: Subject) -> Iterator[Finding]:
         is_array = isinstance(made[name], np.ndarray)
         how = f"write rows of sim.expand({name!r})" if is_array else "set it in make_model()"
         yield Finding(
-            f"sim.model.{name} is written after make_model(), which MuJoCo-Warp does not see, "
-            f"nor any world alone: {how}"
+            f"sim.model.{name} is written after make_model(), which MuJoCo-Warp never sees: {how}"
         )
 
 
@@ -136,8 +133,7 @@ def reset_leaks(subject: Subject) -> Iterator[Finding]:
     env._reset(~kept)
     for name, now in subject.state().items():
         same = ~differs(now[kept], before[name][kept])
-        # Some may change, as by a timer.
-        if same.view(int(kept.sum()), -1).all(dim=1).float().mean() < 0.75:
+        if same.view(int(kept.sum()), -1).all(dim=1).float().mean() < 0.75:  # Timers may do so.
             yield Finding(
                 f"reset_worlds(mask): changes {name} where mask is false; write "
                 "torch.where(mask, new, old), with mask.unsqueeze(1) for (num_envs, size)"
@@ -145,11 +141,8 @@ def reset_leaks(subject: Subject) -> Iterator[Finding]:
 
 
 def stale_reads(subject: Subject) -> Iterator[Finding]:
-    """Find what `reset_worlds` computes from positions, sensors or fields of `expand`.
-
-    It runs again with other numbers there. Positions and sensors are not yet the new
-    state's.
-    """
+    """Find what `reset_worlds` computes from positions, sensors, which are not yet the new state's,
+    or fields of `expand`: it runs again with other numbers there."""
     env, one = subject.env, dict[str, torch.Tensor]()
     derived = [getattr(env.sim, name) for name in DERIVED_FIELDS if name in vars(env.sim)]
     for by in (0.0, 0.25, -40.0):
@@ -175,13 +168,11 @@ def stale_reads(subject: Subject) -> Iterator[Finding]:
 
 def variations(subject: Subject) -> Iterator[Finding]:
     """Find what varies from reset to reset, but is equal in all environments."""
-    env = subject.env
+    env, sim = subject.env, subject.env.sim
     by_vary = {f"sim.expand({place.name!r})" for one in env.variations for place in one.places}
     env._reset(subject.everywhere)
-    before = subject.state() | {
-        f"sim.expand({name!r})": torch.as_tensor(env.sim.of_model(name))
-        for name in env.sim.expanded
-    }
+    own = {f"sim.expand({k!r})": torch.as_tensor(sim.of_model(k)) for k in sim.expanded}
+    before = subject.state() | own
     env._reset(subject.everywhere)
     equal = {key: now for key, now in subject.state().items() if all_equal(now)}
     for key, now in equal.items():
@@ -201,8 +192,7 @@ def variations(subject: Subject) -> Iterator[Finding]:
 def idle_variations(subject: Subject, actions: torch.Tensor) -> Iterator[Finding]:
     """Find calls of `vary` with the same numbers everywhere, or without an effect on what the
     `actions` lead to, in half of the environments from random states."""
-    env = subject.env
-    outcome: Outcome = {}
+    env, outcome = subject.env, Outcome()
 
     def begin(undo: Callable[[], object] = lambda: None) -> None:
         undo()
@@ -243,6 +233,6 @@ def first_states(subject: Subject) -> Iterator[Finding]:
                 f"reset_worlds(): episodes start with joint {model.joint(joint).name or joint} at "
                 f"{float(values.min()):.3g} to {float(values.max()):.3g}, beyond "
                 f"{'its range in the model' if is_limited else 'two turns'}, {low:.3g} to "
-                f"{high:.3g}; write positions in rad or m (the model has degrees, unless it has "
-                '<compiler angle="radian"/>)'
+                f'{high:.3g}; write positions in rad or m (without <compiler angle="radian"/>, '
+                "a model has degrees)"
             )

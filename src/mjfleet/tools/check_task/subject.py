@@ -3,10 +3,9 @@
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from traceback import FrameSummary
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from mujoco import mjtJoint
@@ -24,8 +23,7 @@ STATE = ("qpos", "qvel", "act", "mocap_pos", "mocap_quat")
 OF_FRAMEWORK = ("action", "previous_action", "episode_length_buf")
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """A mistake, or what may be one: where, what is wrong, why, and what to write instead."""
 
     text: str
@@ -92,12 +90,11 @@ class Subject:
         def uniform(size: int, low: float, high: float) -> torch.Tensor:
             return torch.rand(count, size, generator=generator) * (high - low) + low
 
-        size = float(model.stat.extent)
         for joint in range(model.njnt):
             at, kind = int(model.jnt_qposadr[joint]), mjtJoint(model.jnt_type[joint])
             low, high = (float(end) for end in model.jnt_range[joint])
             if not model.jnt_limited[joint]:
-                high = 4 * math.pi if kind == mjtJoint.mjJNT_HINGE else size
+                high = 4 * math.pi if kind == mjtJoint.mjJNT_HINGE else float(model.stat.extent)
                 low = -high
             sizes = {mjtJoint.mjJNT_FREE: (3, 4), mjtJoint.mjJNT_BALL: (4,)}.get(kind, (1,))
             value = torch.cat([uniform(width, low, high) for width in sizes], dim=1)
