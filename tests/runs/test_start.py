@@ -14,7 +14,7 @@ import pytest
 from mjfleet.config import LaunchConfig, from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.runs.named_run import NamedRun, Parent
-from mjfleet.runs.run_json import read_record
+from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.start import (
     CODES,
     NEW,
@@ -232,6 +232,16 @@ def test_a_lack_of_memory_in_a_restart_uses_one_restart_up(run: Run, tmp_path: P
     assert [row["iteration"] for row in rows(tmp_path / "d")] == [*map(str, range(1, 7))]
 
 
+def test_the_first_attempt_in_a_requeued_job_is_no_restart(run: Run, tmp_path: Path) -> None:
+    edit(write_task(tmp_path), setup="raise ValueError(1)")
+    command = ("train", MINE, *SIX, "--max-restarts", "2", "--run-dir", "d")
+    result = run(*command, SLURM_RESTART_COUNT="1")
+    assert result.returncode == 1
+    assert "the same fault has come back" in result.stdout
+    attempts = read_record(tmp_path / "d")["attempts"]
+    assert [one["is_restart"] for one in attempts] == [False, True]
+
+
 def test_a_restart_uses_the_code_of_the_last_attempt_with_as_trained_too(
     run: Run, tmp_path: Path
 ) -> None:
@@ -268,6 +278,13 @@ def test_a_restart_that_cannot_be_planned_is_recorded_and_is_no_mistake(
     assert [one["status"] for one in attempts] == ["finished", "failed", "failed"]
     assert [one["is_restart"] for one in attempts] == [False, False, True]
     assert "damaged" in attempts[1]["cause"]
+    write_record(tmp_path / "d", attempts=before)
+    once = ("--max-restarts", "1")
+    assert run(*command, *once).returncode == 2  # These words have not learned there.
+    assert read_record(tmp_path / "d")["attempts"] == before
+    again = run(*command, *once, SLURM_RESTART_COUNT="1")
+    assert again.returncode == 1
+    assert "it was started again 1 times, all of --max-restarts" in again.stdout
 
 
 def test_a_group_with_networks_begins_again_by_the_same_command(run: Run, tmp_path: Path) -> None:

@@ -25,23 +25,20 @@ from mjfleet.config.flags import (
 from mjfleet.config.train_config import ALGORITHM
 from mjfleet.config.unused_fields import refuse_unused
 from mjfleet.config.validation import is_class_path
-from mjfleet.errors import UserError, WorkerError
+from mjfleet.errors import UserError
 from mjfleet.launch.hosts.host_environment import without_values
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
-from mjfleet.runs.attempts import config_of, record_failed_start
+from mjfleet.runs.attempts import config_of
 from mjfleet.runs.config_yaml import classes_in, from_file, read_config, recorded_in
 from mjfleet.runs.named_run import networks_of, with_teacher
 from mjfleet.runs.own_runs import note_of
-from mjfleet.runs.read_facts import again_of, read_facts
-from mjfleet.runs.run_json import RECORD_FILE
+from mjfleet.runs.read_facts import read_facts
 from mjfleet.runs.run_lock import RunLock
-from mjfleet.runs.start import INIT_STD, NEW, Start, compare, decide
+from mjfleet.runs.start import INIT_STD, NEW, Chosen, Start, compare, decide
 from mjfleet.runs.task_snapshot import changes_since, is_snapshot
 from mjfleet.utils.packages import need_extra
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
 
-Chosen = tuple[FoundTask, TrainConfig, Start]
-"""A task, what is to be trained, and where that starts."""
 UNUSED = ("log_root", "init_from")  # Fields without effect where a run continues.
 EXCLUSIVE = {
     "total_envs": ("env.num_envs", "for all workers or for each"),
@@ -69,39 +66,17 @@ def train(arguments: Sequence[str]) -> int:
         _print_help(task, flags or ["--help"])
         return 0 if arguments else 2
     rank, typed_run = Rank.from_environ(os.environ) or Rank(), read_typed_run(flags)
-    locks = list[RunLock]()
-    try:
-        return _train(rank, typed_run, arguments, locks)
-    except UserError as error:
-        mistake = str(error)
-    for lock in locks:
-        lock.close()
-    argv, run_dir = ["train", *without_values(arguments)], Path(typed_run.run_dir or "")
-    again = again_of(run_dir if typed_run.run_dir else None, argv, os.environ)
-    if again == "typed" or typed_run.dry_run:
-        raise UserError(mistake)
-    if typed_run.run_dir and rank.rank == 0 and (run_dir / RECORD_FILE).exists():
-        record_failed_start(run_dir, argv, mistake, again == "restart")
-    raise WorkerError(f"error: {mistake}")
+    choose = partial(configure, arguments)
+    if rank.world_size > 1 and not typed_run.dry_run:
+        choose = partial(_choose_on_rank_0, rank, typed_run, choose)
+    from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
 
-
-def _train(
-    rank: Rank, typed_run: LaunchConfig, arguments: Sequence[str], locks: list[RunLock]
-) -> int:
-    """Train as `train` does; UserError also where the command was started again."""
-    choose = partial(configure, arguments, locks)
-    is_alone = rank.world_size == 1 or typed_run.dry_run
-    found, config, start = choose() if is_alone else _choose_on_rank_0(rank, typed_run, choose)
-    # Help does not wait for these imports.
-    if start.is_group:
+    def train_group(found: FoundTask, config: TrainConfig, start: Start) -> int:
         from mjfleet.groups.seeds import train_seeds
 
         return train_seeds(found, config, arguments, start)
-    if config.per_run is not None:
-        raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
-    from mjfleet.launch.launch_training import launch_training
 
-    return launch_training(found, config, start, arguments, locks)
+    return launch_training(choose, train_group, typed_run, ["train", *without_values(arguments)])
 
 
 def read_typed_run(flags: Sequence[str]) -> LaunchConfig:
@@ -220,7 +195,12 @@ def _under_the_flags(
     return recorded_in(found, data, algorithm or config.agent.algorithm.name), config
 
 
-def _choose_on_rank_0(rank: Rank, typed_run: LaunchConfig, choose: Callable[[], Chosen]) -> Chosen:
+def _choose_on_rank_0(
+    rank: Rank,
+    typed_run: LaunchConfig,
+    choose: Callable[[list[RunLock]], Chosen],
+    locks: list[RunLock],
+) -> Chosen:
     """Return what rank 0 chooses. The others use the task in their own folders, if it is there.
 
     Raises:
@@ -230,7 +210,7 @@ def _choose_on_rank_0(rank: Rank, typed_run: LaunchConfig, choose: Callable[[], 
     from mjfleet.worker.under_torchrun import decided_by_rank_0, meeting_store
 
     def decide() -> str:
-        found, config, start = choose()
+        found, config, start = choose(locks)
         place = {"task": found.name, "folder": str(found.folder)}
         return json.dumps({**place, "config": to_dict(config), "start": to_dict(start)})
 

@@ -4,17 +4,18 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from mjfleet.config import LaunchConfig, TrainConfig
-from mjfleet.errors import UserError
+from mjfleet.errors import UserError, WorkerError
 from mjfleet.launch.devices import Devices, choose_devices
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
-from mjfleet.launch.hosts.host_environment import take_variables, without_values
+from mjfleet.launch.hosts.host_environment import take_variables
 from mjfleet.launch.hosts.host_starter import HostConnections
 from mjfleet.launch.hosts.preflight import reach_hosts
 from mjfleet.launch.launch_plan import LaunchPlan, describe, make_plan, name_files
@@ -24,11 +25,11 @@ from mjfleet.launch.total_steps import limit_steps
 from mjfleet.registry import FoundTask, find_task
 from mjfleet.runs.attempts import record_failed_start
 from mjfleet.runs.checkpoints import INIT
-from mjfleet.runs.read_facts import read_facts
+from mjfleet.runs.read_facts import again_of, read_facts
 from mjfleet.runs.run_directory import Attempt, RunDirectory, finish_complete, refuse_written
-from mjfleet.runs.run_json import read_record
+from mjfleet.runs.run_json import RECORD_FILE, read_record
 from mjfleet.runs.run_lock import RunLock
-from mjfleet.runs.start import NEW, Start, decide
+from mjfleet.runs.start import NEW, Again, Chosen, Start, decide
 from mjfleet.runs.task_snapshot import code_of, snapshot_folder
 from mjfleet.utils.console import print_error, print_line
 from mjfleet.worker.rank_environment import Rank
@@ -36,67 +37,85 @@ from mjfleet.worker.stop_signals import StopRequest
 
 
 def launch_training(
-    found: FoundTask,
-    config: TrainConfig,
-    start: Start,
-    arguments: Sequence[str],
-    locks: list[RunLock],
+    choose: Callable[[list[RunLock]], Chosen],
+    train_group: Callable[[FoundTask, TrainConfig, Start], int],
+    typed_run: LaunchConfig,
+    argv: Sequence[str],
 ) -> int:
-    """Train until the run has ended for good; return the exit code.
+    """Train what is chosen until it has ended for good; return the exit code.
 
-    With --dry-run the plan is printed and nothing is run. The arguments are for the run's record.
-    `locks` holds the lock of a run that continues, if it was ever locked.
+    With --dry-run the plan is printed and nothing is run. `choose` adds the lock of a run that
+    continues to the list that it gets; `argv` is for the run's record.
 
     Raises:
-        UserError: a value does not fit the others or this machine, or the run directory cannot be
-            written. On rank 0, that is a failed attempt of a run whose command was started again.
-        WorkerError: workers that torchrun has started again do not find each other.
+        UserError: somebody has typed what cannot be trained.
+        WorkerError: the same where the command was started again, and no run can record it; or
+            workers that torchrun has started again do not find each other.
     """
-    config = replace(config, env_var=take_variables(config.env_var, os.environ))
-    argv, run_dir, again = ["train", *without_values(arguments)], start.run_dir, start.again
-    is_first, starts_again = (Rank.from_environ(os.environ) or Rank()).rank == 0, False
+    run_dir = Path(typed_run.run_dir) if typed_run.run_dir else None
+    max_restarts, is_restart = typed_run.max_restarts, False
     while True:
+        locks, mistake = list[RunLock](), None
+        again: Again | None = "restart" if is_restart else None
         try:
-            if starts_again and run_dir:
-                found, start = _restart(found, config, run_dir, locks)
+            found, config, start = choose(locks)
+            if start.is_group:
+                return train_group(found, config, start)
+            if config.per_run is not None:
+                raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
+            if is_restart and start.again == "same":
+                start = replace(start, again="restart")
+            run_dir, again = start.run_dir or run_dir, start.again
+            max_restarts = config.max_restarts
             code, plan = _attempt(found, config, start, argv, locks)
             if plan is None:
                 return code
-            config, run_dir = plan.config, plan.run_dir
+            run_dir = plan.run_dir
+            choose = partial(_restart, found, plan.config, run_dir)
         except UserError as error:
-            if again == "typed" or run_dir is None or not is_first:
-                raise
-            print_error(f"error: {error}")
+            code, mistake = FAILED, str(error)
+        if mistake is not None:
             for lock in locks:
                 lock.close()
-            record_failed_start(run_dir, argv, str(error), again != "same")
-            code = FAILED
-        if code == FAILED and config.max_restarts:
-            code = wait_for_restart(run_dir, config.max_restarts)
+            again = again or again_of(run_dir, argv, os.environ)
+            _record_mistake(mistake, run_dir, argv, "typed" if typed_run.dry_run else again)
+        assert run_dir
+        if code == FAILED and max_restarts:
+            code = wait_for_restart(run_dir, max_restarts)
             if code is None:
-                again, starts_again = "restart", True
+                is_restart = True
                 continue
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
-            print_line(_how_to_continue(found.name, run_dir))
+            print_line(_how_to_continue(run_dir))
         return code
 
 
-def _restart(
-    found: FoundTask, config: TrainConfig, run_dir: Path, locks: list[RunLock]
-) -> tuple[FoundTask, Start]:
+def _record_mistake(mistake: str, run_dir: Path | None, argv: Sequence[str], again: Again) -> None:
+    """Record what would be a mistake as a failed attempt of a run whose command starts again.
+
+    UserError if somebody has typed it, WorkerError if there is no such run, or on another rank.
+    """
+    if again == "typed":
+        raise UserError(mistake)
+    is_first = (Rank.from_environ(os.environ) or Rank()).rank == 0
+    if not (is_first and run_dir and (run_dir / RECORD_FILE).exists()):
+        raise WorkerError(f"error: {mistake}")
+    print_error(f"error: {mistake}")
+    record_failed_start(run_dir, argv, mistake, again != "same")
+
+
+def _restart(found: FoundTask, config: TrainConfig, run_dir: Path, locks: list[RunLock]) -> Chosen:
     """Lock a run; return its task as the last attempt had it, and where it continues."""
-    locks.clear()
     typed_run = LaunchConfig(resume=str(run_dir))
     _, facts = read_facts(typed_run, found.name, [], os.environ, locks, found)
     if facts.code.copy.folder:  # This process has trained with it, even if it could not note that.
         copy = replace(facts.code.copy, owner="own")
         facts = replace(facts, code=replace(facts.code, copy=copy))
     start = decide(typed_run, facts)
-    code = snapshot_folder(run_dir, code_of(found, config).hash)
-    if start.code and start.code != code:
+    if start.code and start.code != snapshot_folder(run_dir, code_of(found, config).hash):
         found = find_task(found.name, start.code)
-    return found, start
+    return found, config, start
 
 
 def _attempt(
@@ -107,6 +126,7 @@ def _attempt(
     locks: Sequence[RunLock],
 ) -> tuple[int, LaunchPlan | None]:
     """Train once; return the exit code, and the plan if this process opened the run directory."""
+    config = replace(config, env_var=take_variables(config.env_var, os.environ))
     with ExitStack() as stack:
         with StopRequest().installed():
             connections = None
@@ -204,11 +224,13 @@ def _create_run_dir(
             plan = name_files(plan, os.environ, when)
 
 
-def _how_to_continue(task: str, run_dir: Path) -> str:
+def _how_to_continue(run_dir: Path) -> str:
     """Return the command that continues a run, with a change if it would fail again as it was."""
-    *_, last = read_record(run_dir).get("attempts") or [{}]
+    record = read_record(run_dir)
+    *_, last = record.get("attempts") or [{}]
     again = "it would fail again as it was; " if last.get("kind") == "DivergedError" else ""
-    return f"{again}resume with: {resume_command(task, run_dir)} {last.get('flags', '')}".rstrip()
+    command = resume_command(record["task"], run_dir)
+    return f"{again}resume with: {command} {last.get('flags', '')}".rstrip()
 
 
 def resume_command(task: str, folder: Path) -> str:

@@ -54,31 +54,31 @@ def read_facts(
     in_run_dir, run = _in_run_dir(typed_run, locks)
     record, word = run.record if run else {}, typed_run.resume or typed_run.init_from
     source, source_run, parent = "none", None, None
-    meant = _meaning(record, "parent", word, typed_run.resume is None)
+    known = _meaning(record, "parent", word, typed_run.resume is None)
     if in_run_dir in ("run", "group"):
-        source = "other" if word and not meant else "none"
+        source = "other" if word and not known else "none"
     elif typed_run.resume and in_run_dir != "theirs":
-        source, source_run = _resumed(typed_run, task, meant or typed_run.resume, locks)
+        source, source_run = _resumed(typed_run, task, known or typed_run.resume, locks)
         if source_run.checkpoint and (typed_run.fork or source == "file"):
             parent = source_run.as_parent(typed_run.resume, source_run.is_untrained)
-    elif meant and run and not os.path.exists(meant) and run.initial.exists():
+    elif known and run and not os.path.exists(known) and run.initial.exists():
         parent = from_dict(Parent(), record["parent"])  # Its networks are in the copy.
-    named = source_run if in_run_dir in ("none", "unlearned") else run
-    task = task or (named.task if named else "")
+    origin = source_run if in_run_dir in ("none", "unlearned") else run
+    task = task or (origin.task if origin else "")
     task = task or (task_of(typed_run.config) if typed_run.config else "")
     if not task:
         raise UserError(NO_TASK if run is None else NO_TASK_ANEW.format(run.path))
-    place = Path(typed_run.config).parent if typed_run.config else named and named.run_dir
+    place = Path(typed_run.config).parent if typed_run.config else origin and origin.run_dir
     tasks_dir = typed_run.tasks_dir or (place and tasks_dir_of(place))
     registry = Registry({task: trained}) if trained else discover(environ, tasks_dir)
-    in_place = named.run_dir if named and (named is run or not typed_run.fork) else None
+    in_place = origin.run_dir if origin and (origin is run or not typed_run.fork) else None
     again: Again = "restart" if trained else again_of(in_place, argv, environ)
     undone = undone_checkpoint(in_place) if in_place else None
     if again == "restart" and undone and not why_damaged(undone):
         again = "undone"
-    code_of = named.checkpoint if named and named.run_dir else None
-    if named and (named.is_untrained or (in_place and again in AGAIN)):
-        code_of = named.run_dir
+    code_of = origin.checkpoint if origin and origin.run_dir else None
+    if origin and (origin.is_untrained or (in_place and again in AGAIN)):
+        code_of = origin.run_dir
     return registry, Facts(
         in_run_dir=in_run_dir,
         source=source,
@@ -88,7 +88,7 @@ def read_facts(
         source_run=source_run,
         undone=undone,
         parent=parent,
-        init_from=None if typed_run.resume else meant,
+        init_from=None if typed_run.resume else known,
         teacher=_meaning(record, "teacher", typed_run.teacher),
     )
 
@@ -174,9 +174,10 @@ def _meaning(
 
     `latest` may mean another run by now.
     """
-    known = record.get(entry, {})
-    is_same = known.get("named") == word and bool(known.get("networks_only")) == networks_only
-    checkpoint = known.get("checkpoint")
+    recorded = record.get(entry, {})
+    is_kind = bool(recorded.get("networks_only")) == networks_only
+    is_same = recorded.get("named") == word and is_kind
+    checkpoint = recorded.get("checkpoint")
     return checkpoint if word and is_same and isinstance(checkpoint, str) else None
 
 

@@ -14,6 +14,7 @@ from mjfleet.config.dict_conversion import value_at
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.train_config import continues_in_place, field_kinds
 from mjfleet.errors import UserError
+from mjfleet.registry import FoundTask
 from mjfleet.runs.checkpoints import INIT, iterations_done
 from mjfleet.runs.config_yaml import differences
 from mjfleet.runs.named_run import NamedRun, Parent, check_task
@@ -122,8 +123,8 @@ class Start:
 
     @property
     def is_restart(self) -> bool:
-        """Whether the run was started again after a fault, by itself."""
-        return self.again in AGAIN
+        """Whether a run that is there was started again after a fault, by itself."""
+        return self.kind == "continue" and self.again in AGAIN
 
     @property
     def iteration(self) -> int | None:
@@ -135,6 +136,8 @@ class Start:
 
 
 NEW = Start()
+Chosen = tuple[FoundTask, TrainConfig, Start]
+"""A task, what is to be trained, and where that starts."""
 
 
 def matching(table: Sequence[tuple[Any, ...]], facts: Sequence[str]) -> list[str]:
