@@ -93,9 +93,11 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
         self._restore_first, self._began = self.env.keep(), False
         self.env.before_reset = self._observe_ends
         self.num_envs = self.env.num_envs
-        shape, limit = tuple(groups[observations].shape[1:]), self.env.action_limit
+        shape = tuple(groups[observations].shape[1:])
+        limit = np.full(self.env.num_actions, torch.as_tensor(self.env.action_limit).cpu())
+        limit = limit.astype(np.float32)
         self.single_observation_space = Box(-np.inf, np.inf, shape, np.float32)
-        self.single_action_space = Box(-limit, limit, (self.env.num_actions,), np.float32)
+        self.single_action_space = Box(-limit, limit, dtype=np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
 

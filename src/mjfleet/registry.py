@@ -14,7 +14,15 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from mjfleet.config import AlgorithmConfig, PPOConfig, Task, TrainConfig, from_dict, to_dict
+from mjfleet.config import (
+    AlgorithmConfig,
+    PPOConfig,
+    SACConfig,
+    Task,
+    TrainConfig,
+    from_dict,
+    to_dict,
+)
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.config.train_config import ALGORITHM
 from mjfleet.config.validation import FOLDER_NAME, is_class_path
@@ -64,7 +72,7 @@ class FoundTask:
         The class's own configuration keeps the values that have been set, if it is of the same
         class as before or derived from that. UserError if the class cannot be loaded.
         """
-        kind: Any = PPOConfig
+        kind: Any = SACConfig if name == "sac" else PPOConfig
         usual, changed = config.agent.algorithm, dict[str, Any]()
         if usual.name == name:
             return config
@@ -83,7 +91,12 @@ class FoundTask:
                 values = {field.name: getattr(usual, field.name) for field in fields(usual)}
                 changed = {n: value for n, value in values.items() if value != getattr(first, n)}
             chosen = kind(**changed | {"name": name})
-        return replace(config, agent=replace(config.agent, algorithm=chosen))
+        agent, env = replace(config.agent, algorithm=chosen), config.env
+        if kind.usual_steps:
+            agent = replace(agent, num_steps_per_env=kind.usual_steps)
+        if kind.usual_envs:
+            env = replace(env, num_envs=kind.usual_envs)
+        return replace(config, agent=agent, env=env)
 
     def check_packages(self) -> None:
         """Raise UserError, which says how to install them, if packages are missing."""

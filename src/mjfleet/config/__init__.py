@@ -16,11 +16,12 @@ from mjfleet.config.agent_config import (
 from mjfleet.config.algorithm_config import AlgorithmConfig, PPOConfig, RndConfig, SymmetryConfig
 from mjfleet.config.dict_conversion import by_dotted_name, from_dict, to_dict
 from mjfleet.config.launch_config import LaunchConfig
+from mjfleet.config.sac_config import SACConfig
 from mjfleet.config.train_config import EnvConfig, Task, TrainConfig
 
 __all__ = [
     "ActorConfig", "AgentConfig", "AlgorithmConfig", "CnnConfig", "CriticConfig",
     "DistributionConfig", "EnvConfig", "LaunchConfig", "ObsGroups", "PPOConfig", "RndConfig",
-    "SymmetryConfig", "Task", "TeacherConfig", "TrainConfig", "WandbConfig", "by_dotted_name",
-    "from_dict", "to_dict",
+    "SACConfig", "SymmetryConfig", "Task", "TeacherConfig", "TrainConfig", "WandbConfig",
+    "by_dotted_name", "from_dict", "to_dict",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """What every algorithm is configured by, and PPO's: its numbers, novelty rewards, symmetry."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.validation import (
@@ -18,7 +18,7 @@ from mjfleet.config.validation import (
 )
 from mjfleet.errors import UserError
 
-AlgorithmName = Literal["ppo", "grpo", "distillation"]
+AlgorithmName = Literal["ppo", "grpo", "sac", "distillation"]
 Activation = Literal[
     "elu", "selu", "relu", "crelu", "lrelu", "tanh", "sigmoid", "softplus", "gelu", "swish", "mish",
     "identity",
@@ -77,10 +77,15 @@ class SymmetryConfig(Checked, flags="agent.algorithm.symmetry_cfg."):
 class AlgorithmConfig(Checked, flags="agent.algorithm."):
     """An algorithm. The class of a learner names a subclass of this one as its `Config`."""
 
+    usual_envs: ClassVar[int | None] = None
+    """Environments of a worker where nobody has given another number; None: the task's."""
+    usual_steps: ClassVar[int | None] = None
+    """Steps of a rollout, likewise."""
     name: Annotated[AlgorithmName | str, class_or(*get_args(AlgorithmName)), Kind.CODE] = "ppo"
-    """`ppo`, `grpo` (no critic: groups of environments are compared), `distillation` (the policy
-    imitates the one of `--teacher`), or `module:Class`: a subclass of Learner in mjfleet.rl.learner
-    or of rsl_rl's PPO, whose own numbers are then flags."""
+    """`ppo`, `grpo` (no critic: groups of environments are compared), `sac` (off-policy: it learns
+    from a replay), `distillation` (the policy imitates the one of `--teacher`), or `module:Class`:
+    a subclass of Learner in mjfleet.rl.learner or of rsl_rl's PPO, whose own numbers are then
+    flags."""
 
     @property
     def envs_per_group(self) -> int:

@@ -31,6 +31,8 @@ def _one_of(*names: str) -> Rule:
 
 PPO, GRPO, DISTILLATION = (_one_of(name) for name in ("ppo", "grpo", "distillation"))
 BOTH = _one_of("ppo", "grpo")
+VALUES = _one_of("ppo", "sac")
+NOT_SAC = _one_of("ppo", "grpo", "distillation")
 RNN, CNN, GAUSSIAN = (_one_of(name) for name in ("RNNModel", "CNNModel", "GaussianDistribution"))
 TRUE = Rule(bool, "True")
 IS_SET = Rule(lambda v: v is not None, "a value from the task's configuration or a file")
@@ -43,7 +45,8 @@ NEEDS = (
     ("algorithm.value_loss_coef", "algorithm.name", PPO),
     ("algorithm.use_clipped_value_loss", "algorithm.name", PPO),
     ("critic.", "algorithm.name", PPO),
-    ("obs_groups.critic", "algorithm.name", PPO),
+    ("actor.", "algorithm.name", NOT_SAC),
+    ("obs_groups.critic", "algorithm.name", VALUES),
     ("algorithm.clip_param", "algorithm.name", BOTH),
     ("algorithm.entropy_coef", "algorithm.name", BOTH),
     ("algorithm.gamma", "algorithm.name", BOTH),
@@ -76,8 +79,8 @@ def unused_fields(agent: AgentConfig, names: Iterable[str]) -> Iterator[Unused]:
     for name in sorted(name for name in names if name.startswith("agent.")):
         below = name.removeprefix("agent.")
         needs = [(decider, rule) for start, decider, rule in NEEDS if below.startswith(start)]
-        if not is_ppo:  # Fields and values of PPO's names may have another sense.
-            needs = [need for need in needs if not need[0].startswith("algorithm.")]
+        if not is_ppo and below.startswith("algorithm."):  # They are of another class.
+            needs = []
         if name not in field_kinds():
             needs += [(own, OWN_CLASS) for start, own in CLASSES.items() if below.startswith(start)]
         for decider, rule in needs:

@@ -39,9 +39,9 @@ class EnvContract(VecEnv, Generic[C]):
     sim: Simulation
     never: torch.Tensor
     """False in all environments, `(num_envs,)`, bool."""
-    action_limit: float = 1.0
-    """Largest action of either sign, for libraries that need limits: see mjfleet.gym. A task may
-    set another in `setup`."""
+    action_limit: float | torch.Tensor = 1.0
+    """Largest action of either sign, a number or `(num_actions,)`, for what needs limits: SAC and
+    mjfleet.gym. A task may set another in `setup`."""
     command_override: bool = False
     """Whether a viewer sets the commands. The task then draws none."""
     accepted_findings: ClassVar[Mapping[str, str]] = {}

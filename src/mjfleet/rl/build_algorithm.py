@@ -25,6 +25,7 @@ LEARNERS = {
     "grpo": "ppo:PPO",
     "rsl_rl": "algorithm:Algorithm",
     "own": "adapters.rsl_rl_adapter:OwnPPO",
+    "sac": "sac:SAC",
     "distillation": "adapters.rsl_rl_adapter:Distillation",
     "skrl": "adapters.skrl_adapter:SkrlPPO",
     "skrl-jax": "adapters.skrl_jax_adapter:JaxPPO",
@@ -65,9 +66,9 @@ def build_algorithm(make: Callable[..., Learner], setup: Setup, **settings: Any)
 
 def policy_of(env: Env[Any], agent: AgentConfig, load: Callable[..., Any]) -> Any:
     """Build the policy network alone, whichever learner has trained it."""
-    kind = Learner
-    if is_class_path(agent.algorithm.name) and agent.library == "rsl_rl":
-        own = load(agent.algorithm.name, object)
+    name, kind = agent.algorithm.name, Learner
+    if agent.library == "rsl_rl":
+        own = load(name, object) if is_class_path(name) else _class(name)
         kind = own if issubclass(own, Learner) else Learner
     return kind.policy_of(env, agent, load)
 
@@ -102,15 +103,15 @@ def choose_algorithm(agent: AgentConfig, load: Callable[..., Any]) -> tuple[type
             issubclass(own, PPO) or not issubclass(own, Algorithm)
         )
         return own, None if is_fast else f"{name}: learning takes its own path"
-    _check_config(name, agent.algorithm, PPOConfig)
     if agent.library != "rsl_rl":
         return _class(agent.library), f"--agent.library {agent.library}: learning takes its path"
     kind = _class(name)
+    _check_config(name, agent.algorithm, kind.Config)
     if agent.distils:
         return kind, "distillation: learning takes rsl_rl's own path"
     missing = kind.requires(agent, load)
-    if missing and name == "grpo":
-        raise UserError(f"--agent.algorithm.name grpo does not support {missing}; ppo does.")
+    if missing and name != "ppo":
+        raise UserError(f"--agent.algorithm.name {name} does not support {missing}; ppo does.")
     return (
         (_class("rsl_rl"), f"{missing}: learning takes rsl_rl's own path")
         if missing

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.equivariance import Mirror
 from mjfleet.rl.learner import Learner
 
 
@@ -20,25 +22,33 @@ def update_normalizers(alg: Any) -> None:
     networks = (alg.actor, alg.critic) if alg.config.learns_values else (alg.actor,)
     for network in (x for x in networks if x.obs_normalization and x.obs_groups):
         inputs = torch.cat([observations[group] for group in network.obs_groups], dim=-1)
-        var = torch.var(inputs, dim=0, unbiased=False, keepdim=True)
-        mean = own_mean = torch.mean(inputs, dim=0, keepdim=True)
-        own_count, count = len(inputs), len(inputs) * collectives.world_size
-        if alg.is_distributed:
-            mean = own_mean * own_count
-            collectives.all_reduce(mean)
-            mean = mean / count
-            var = own_count * (var + (own_mean - mean).square())
-            collectives.all_reduce(var)
-            var = var / count
-        if alg.equivariance:
-            mean, var = alg.equivariance.inputs[network].add_image(mean, var)
-        normalizer = network.obs_normalizer
-        normalizer.count += count
-        rate = torch.full_like(normalizer.count, count) / normalizer.count
-        change = mean - normalizer._mean
-        normalizer._mean += rate * change
-        normalizer._var += rate * (var - normalizer._var + change * (mean - normalizer._mean))
-        torch.sqrt(normalizer._var, out=normalizer._std)
+        mirror = alg.equivariance and alg.equivariance.inputs[network]
+        add_samples(network.obs_normalizer, inputs, collectives, mirror)
+
+
+@torch.no_grad()
+def add_samples(
+    normalizer: Any, inputs: torch.Tensor, collectives: Collectives, mirror: Mirror | None = None
+) -> None:
+    """Add the samples `(samples, size)` of all ranks, and their images, to a normaliser."""
+    var = torch.var(inputs, dim=0, unbiased=False, keepdim=True)
+    mean = own_mean = torch.mean(inputs, dim=0, keepdim=True)
+    own_count, count = len(inputs), len(inputs) * collectives.world_size
+    if collectives.world_size > 1:
+        mean = own_mean * own_count
+        collectives.all_reduce(mean)
+        mean = mean / count
+        var = own_count * (var + (own_mean - mean).square())
+        collectives.all_reduce(var)
+        var = var / count
+    if mirror:
+        mean, var = mirror.add_image(mean, var)
+    normalizer.count += count
+    rate = torch.full_like(normalizer.count, count) / normalizer.count
+    change = mean - normalizer._mean
+    normalizer._mean += rate * change
+    normalizer._var += rate * (var - normalizer._var + change * (mean - normalizer._mean))
+    torch.sqrt(normalizer._var, out=normalizer._std)
 
 
 @torch.no_grad()

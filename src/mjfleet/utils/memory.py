@@ -9,7 +9,10 @@ import psutil
 from mjfleet.errors import UserError
 
 OUT_OF_MEMORY = "(?i)out of memory|failed to allocate|allocate memory|alloc_failed"
-REMEDY = "lower --env.num-envs, --agent.num-steps-per-env, --eval-envs or the sizes of the networks"
+REMEDY = (
+    "lower --env.num-envs, --agent.num-steps-per-env, --eval-envs, the sizes of the networks or, "
+    "with sac, --agent.algorithm.replay-size"
+)
 
 
 @contextmanager

@@ -1,0 +1,52 @@
+"""Hyperparameters of SAC."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from mjfleet.config.algorithm_config import AlgorithmConfig
+from mjfleet.config.field_kinds import Kind
+from mjfleet.config.validation import Count, Fraction, LayerSizes, Positive, between
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(AlgorithmConfig):
+    """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905) with distributional critics, as in
+    FlashSAC (arXiv:2604.04539)."""
+
+    usual_envs: ClassVar[int | None] = 32
+    usual_steps: ClassVar[int | None] = 8
+
+    name: Annotated[str, Kind.CODE] = "sac"
+    gamma: Fraction = 0.99
+    """Discount factor of a step."""
+    n_step: Count = 1
+    """Steps whose rewards are summed before the critic's prediction; 1 to 3 is usual."""
+    batch_size: Count = 256
+    """Samples of an update, of all workers together."""
+    updates_per_transition: Positive = 1.0
+    """Updates for each step of each environment; 1 learns most from a sample, a GPU's thousands of
+    environments need far fewer, such as 1/256."""
+    replay_size: Count = 1_000_000
+    """Transitions that all workers together remember."""
+    warm_up: Count = 5_000
+    """Transitions before the first update, in which the untrained policy acts."""
+    save_replay: Annotated[bool, Kind.OPERATION] = True
+    """Whether checkpoints hold the replay."""
+    actor_delay: Count = 2
+    """Updates of the critics for one of the actor (Fujimoto et al. 2018, arXiv:1802.09477)."""
+    actor_hidden_dims: LayerSizes = (128, 128)
+    """Hidden layers of the policy."""
+    critic_hidden_dims: LayerSizes = (128, 128)
+    """Hidden layers of each of the two critics."""
+    num_atoms: Annotated[int, between(2, 1001)] = 101
+    """Values at which a critic predicts probabilities."""
+    support: Positive = 5.0
+    """Largest scaled return that a critic can predict."""
+    learning_rate: Positive = 1e-3
+    """Learning rate of actor, critics and temperature."""
+    tau: Fraction = 0.01
+    """Share of the critics that the target critics take over in an update."""
+    initial_temperature: Positive = 0.01
+    """Weight of the entropy at first."""
+    target_std: Positive = 0.15
+    """Deviation of actions, as a share of their limits, whose entropy the temperature aims at."""

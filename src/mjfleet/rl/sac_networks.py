@@ -1,0 +1,127 @@
+"""The networks of SAC: a policy bounded by tanh, and critics that predict distributions."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from rsl_rl.models import MLPModel
+from rsl_rl.modules import EmpiricalNormalization
+from torch import nn
+from torch.nn import functional
+
+LOG_STD = -5.0, 2.0
+"""Bounds of the logarithm of the policy's deviation, before tanh."""
+
+
+class SquashedActor(MLPModel):
+    """A Gaussian whose samples pass through tanh, times the limit of each action."""
+
+    limit: torch.Tensor
+
+    def __init__(
+        self,
+        obs: Any,
+        obs_groups: Mapping[str, list[str]],
+        limit: torch.Tensor,
+        hidden_dims: Sequence[int],
+    ) -> None:
+        """Build the network; `limit` `(num_actions,)` is the largest action."""
+        groups = {name: list(names) for name, names in obs_groups.items()}
+        super().__init__(obs, groups, "actor", 2 * len(limit), list(hidden_dims), "relu", True)
+        layers: list[nn.Module] = []
+        for size, following in pairwise([self.obs_dim, *hidden_dims]):
+            layers += [nn.Linear(size, following), nn.LayerNorm(following), nn.SiLU()]
+        self.mlp = nn.Sequential(*layers, nn.Linear(hidden_dims[-1], 2 * len(limit)))
+        self.register_buffer("limit", limit)
+
+    def forward(
+        self,
+        obs: Any,
+        masks: torch.Tensor | None = None,
+        hidden_state: Any = None,
+        stochastic_output: bool = False,
+    ) -> torch.Tensor:
+        """Return the mean action, or a sample, `(num_envs, num_actions)`."""
+        mean, log_std = self.moments(self.get_latent(obs))
+        if stochastic_output:
+            mean = mean + log_std.exp() * torch.randn_like(mean)
+        return self.limit * torch.tanh(mean)
+
+    def moments(self, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and logarithm of the deviation before tanh, `(samples, num_actions)` each."""
+        mean, raw = self.mlp(latent).chunk(2, dim=-1)
+        low, high = LOG_STD
+        return mean, low + (high - low) * (0.5 + 0.5 * torch.tanh(raw))
+
+    def sample(self, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return actions in [-1, 1] `(samples, num_actions)` and log-probabilities `(samples,)`."""
+        mean, log_std = self.moments(latent)
+        noise = torch.randn_like(mean)
+        before = mean + log_std.exp() * noise
+        gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+        # log(1 - tanh(x)^2), without the loss of digits where tanh is close to 1.
+        squashed = 2.0 * (math.log(2.0) - before - functional.softplus(-2.0 * before))
+        return torch.tanh(before), (gaussian - squashed).sum(dim=-1)
+
+
+class Critics(nn.Module):
+    """Several critics at once, each with a categorical distribution of the return.
+
+    Bellemare et al. 2017 (arXiv:1707.06887): probabilities of `atoms` between -support and support.
+    """
+
+    values: torch.Tensor
+
+    def __init__(
+        self, num_inputs: int, num_actions: int, hidden_dims: Sequence[int], atoms: int,
+        support: float, count: int = 2,
+    ) -> None:  # fmt: skip
+        """Build `count` critics of `(samples, num_inputs)` observations and actions."""
+        super().__init__()
+        self.obs_normalizer = EmpiricalNormalization(num_inputs)
+        shapes = list(pairwise([num_inputs + num_actions, *hidden_dims, atoms]))
+        made = [
+            torch.empty(count, *shape).uniform_(-1, 1) / math.sqrt(shape[0]) for shape in shapes
+        ]
+        self.weights = nn.ParameterList(map(nn.Parameter, made))
+        self.biases = nn.ParameterList(nn.Parameter(torch.zeros(count, 1, n)) for _, n in shapes)
+        self.register_buffer("values", torch.linspace(-support, support, atoms))
+
+    def forward(
+        self, latent: torch.Tensor, actions: torch.Tensor, is_frozen: bool = False
+    ) -> torch.Tensor:
+        """Return logits `(count, samples, atoms)`; frozen: no gradient reaches the parameters."""
+        rows = torch.cat((latent, actions), dim=-1).expand(len(self.weights[0]), -1, -1)
+        last = len(self.weights) - 1
+        for i, pair in enumerate(zip(self.weights, self.biases, strict=True)):
+            weight, bias = (part.detach() for part in pair) if is_frozen else pair
+            rows = torch.baddbmm(bias, rows, weight)
+            if i < last:
+                rows = functional.silu(functional.layer_norm(rows, rows.shape[-1:]))
+        return rows
+
+    def means(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return the expected returns of logits, `(count, samples)`."""
+        return logits.softmax(dim=-1) @ self.values
+
+    def project(
+        self, probabilities: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Move probabilities `(samples, atoms)` at `values` to the atoms.
+
+        Returns:
+            Probabilities of the atoms `(samples, atoms)`, and the share beyond the support, `()`.
+        """
+        low, high = self.values[0], self.values[-1]
+        beyond = (probabilities * ((values < low) | (values > high))).sum(dim=-1).mean()
+        atoms = len(self.values)
+        place = ((values.clamp(low, high) - low) / (high - low) * (atoms - 1)).clamp(0, atoms - 1)
+        lower = place.floor().clamp(max=atoms - 2)
+        share = place - lower
+        index = lower.long()
+        found = torch.zeros_like(probabilities)
+        found.scatter_add_(1, index, probabilities * (1.0 - share))
+        found.scatter_add_(1, index + 1, probabilities * share)
+        return found, beyond
