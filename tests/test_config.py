@@ -234,8 +234,8 @@ def test_a_value_that_no_file_can_hold_is_named(value: Any) -> None:
 def test_a_file_may_hold_only_some_values_and_yaml_may_spell_numbers_its_way() -> None:
     data = {"agent": {"algorithm": {"learning_rate": "3e-4", "rnd_cfg": {"weight": 2}}}}
     config = from_dict(TrainConfig(), data)
-    assert config.agent.algorithm.learning_rate == 3e-4
-    assert config.agent.algorithm.rnd_cfg == RndConfig(weight=2.0)
+    assert config.agent.ppo.learning_rate == 3e-4
+    assert config.agent.ppo.rnd_cfg == RndConfig(weight=2.0)
     assert config.env == EnvConfig()
     # As earlier versions wrote it.
     assert from_dict(config, {"agent": {"logger": "wandb"}}).agent.logger == ("wandb",)

@@ -144,9 +144,9 @@ def test_defaults_and_files_may_have_what_has_no_effect(
     monkeypatch.chdir(tmp_path)
     Path("part.yaml").write_text("agent: {algorithm: {group_size: 4}, wandb: {notes: x}}\n")
     config = configure([TASK, "--config", "part.yaml", "--dry-run"])[1]
-    assert config.agent.algorithm.group_size == 4
+    assert config.agent.ppo.group_size == 4
     own = "--agent.algorithm.name", "learner:Own", "--agent.algorithm.group-size", "2"
-    assert parsed(*own).agent.algorithm.group_size == 2
+    assert parsed(*own).agent.ppo.group_size == 2
     refuse_unused(parsed(*own).agent, typed_fields(own))
 
 
@@ -343,8 +343,8 @@ def test_what_an_agent_of_a_wandb_sweep_types_trains() -> None:
     assert words[:5] == ["/usr/bin/env", "python", "-m", "mjfleet.cli.train", TASK]
     config = parsed(*words[5:])
     assert config.agent.logger == ("wandb",)
-    assert config.agent.algorithm.learning_rate == 0.0003
+    assert config.agent.ppo.learning_rate == 0.0003
     assert config.agent.actor.hidden_dims == (64, 32)
-    assert config.agent.algorithm.normalize_advantage_per_mini_batch
+    assert config.agent.ppo.normalize_advantage_per_mini_batch
     assert (config.agent.seed, config.agent.tf32) == (7, False)
-    assert config.agent.algorithm.num_mini_batches == 2
+    assert config.agent.ppo.num_mini_batches == 2

@@ -47,7 +47,7 @@ def test_members_come_when_a_share_is_free_and_how_each_ends_is_known(tmp_path: 
                 member.stop()
 
     with closing(GroupFolder(found, config, None)) as group:
-        group.begin(config, ["train"], {})
+        group.begin(config, ["train"], {}, None)
         assert run_members(group, config, shares, next_member, ended.append, look) is None
     statuses = {member.name: member.status for member in ended}
     assert statuses == {"wrong": "refused", "long": "stopped", "short": "finished"}

@@ -245,7 +245,7 @@ def test_what_a_learner_remembers_on_another_host_comes_and_goes_with_the_checkp
             with train(network, tmp_path, *flags, task="pole-balance") as process:
                 _, errors = process.communicate()
             assert process.returncode == 0, errors
-        run_dir = tmp_path / where
+        run_dir = tmp_path / runs[0][0][1]
         files = [run_dir / "checkpoints" / f"rank{rank}_4.pt" for rank in (0, 1)]
         kept.append([torch.load(file, weights_only=True)["kept"][1].tolist() for file in files])
     assert kept[0] == kept[1]

@@ -252,7 +252,7 @@ def test_a_configured_learning_rate_counts_unless_its_schedule_goes_on(
     library: str, tmp_path: Path
 ) -> None:
     old = agent(3, library=library)
-    rate = old.algorithm.learning_rate
+    rate = old.ppo.learning_rate
     runner, checkpointer = build(tmp_path, old)
     train(runner, checkpointer)
     saved, path = runner.alg.learning_rate, tmp_path / "model_3.pt"
@@ -293,7 +293,7 @@ def test_a_schedule_of_torchs_decides_the_learning_rate(tmp_path: Path, optimize
         schedule.step()
 
     runner.train(after, lambda: None)
-    first = config.algorithm.learning_rate
+    first = config.ppo.learning_rate
     assert rates == [first, first / 2, first / 4]
 
 
@@ -331,7 +331,7 @@ def test_the_optimisers_settings_are_those_of_the_configuration(tmp_path: Path) 
         state = runner.alg.optimizer.state_dict()
         assert state["param_groups"] == [built]
         assert state["state"][0]["exp_avg"].any()
-        assert reached(runner) == runner.agent.algorithm.learning_rate
+        assert reached(runner) == runner.agent.ppo.learning_rate
 
 
 def test_the_rate_of_the_novelty_is_the_configured_one(tmp_path: Path) -> None:

@@ -127,12 +127,12 @@ def test_an_update_learns_no_critic_and_follows_the_policys_gradient(backprop: s
     storage: Any = alg.storage
     before = [p.detach().clone() for p in alg.actor.parameters()]
     rollout = storage.rewards[:, :, 0], storage.dones[:, :, 0].bool()
-    advantages = group_advantages(*rollout, SIZE, config.algorithm.gamma).flatten()
+    advantages = group_advantages(*rollout, SIZE, config.ppo.gamma).flatten()
     alg.actor(storage.observations.flatten(0, 1), stochastic_output=True)
     log_probs = alg.actor.get_output_log_prob(storage.actions.flatten(0, 1))
     # At the policy of the rollout the ratio is 1, whose gradient is that of the log-probability.
     loss = -(log_probs * advantages).mean()
-    loss -= config.algorithm.entropy_coef * alg.actor.output_entropy.mean()
+    loss -= config.ppo.entropy_coef * alg.actor.output_entropy.mean()
     gradients = torch.autograd.grad(loss, list(alg.actor.parameters()))
     losses = alg.update()
     for old, gradient, now in zip(before, gradients, alg.actor.parameters(), strict=True):

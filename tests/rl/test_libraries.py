@@ -76,7 +76,7 @@ def test_each_is_a_learner_that_steps_at_its_optimisers_rate(kind: type[Learner]
 def test_rl_games_adapts_the_learning_rate_and_leaves_a_remainder_out() -> None:
     config = agent(algorithm={"desired_kl": 0.002, "num_mini_batches": 3})
     alg, losses = learn(RlGamesPPO, config, updates=1)
-    assert alg.learning_rate != config.algorithm.learning_rate
+    assert alg.learning_rate != config.ppo.learning_rate
     assert alg.learning_rate == alg.optimizer.param_groups[0]["lr"]
     assert losses["value"] > 0
 

@@ -171,7 +171,7 @@ def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, tolerance: floa
     torch.testing.assert_close(weights(ours), weights(theirs), rtol=tolerance, atol=tolerance)
     assert ours.learning_rate == pytest.approx(theirs.learning_rate)
     if "adaptive" in case:
-        assert ours.learning_rate != config.algorithm.learning_rate
+        assert ours.learning_rate != config.ppo.learning_rate
     torch.testing.assert_close(losses, their_losses, rtol=1e-4, atol=1e-5)
 
 

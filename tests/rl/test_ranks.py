@@ -249,7 +249,7 @@ def test_the_update_is_that_of_rsl_rl(found: list[dict[str, Any]]) -> None:
         assert all(torch.equal(ours[key], again[key]) for key in ours), name
         assert rate == other_rate
         if "adaptive" in name:  # rsl_rl rounds the learning rate to float32 on its way.
-            assert rate != agent().algorithm.learning_rate
+            assert rate != agent().ppo.learning_rate
             assert rate == pytest.approx(their_rate, rel=1e-6)
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
         else:
@@ -279,7 +279,7 @@ def test_ranks_that_learn_with_libraries_stay_the_same(of_libraries: Found) -> N
     for name, (ours, rate) in first["adaptive"].items():
         again, other_rate = second["adaptive"][name]
         assert all(torch.equal(ours[key], again[key]) for key in ours), name
-        assert rate == other_rate != agent().algorithm.learning_rate
+        assert rate == other_rate != agent().ppo.learning_rate
     *ours, theirs = first["alike"]
     for each in ours:
         torch.testing.assert_close(each, theirs, rtol=1e-4, atol=1e-5)

@@ -296,7 +296,7 @@ def test_rough_ground_is_as_high_as_legs_are_long(name: str, legs: float, entrop
     task = discover({}).tasks[f"{name}-rough"].task
     assert isinstance(task.env, RoughVelocityConfig)
     assert task.env.terrain_scale == pytest.approx(legs / 0.4, rel=0.15)  # docs/tasks.md
-    assert task.agent.algorithm.entropy_coef == pytest.approx(entropy)
+    assert task.agent.ppo.entropy_coef == pytest.approx(entropy)
 
 
 def test_a_heavy_robot_has_weights_that_are_not_0() -> None:
