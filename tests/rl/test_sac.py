@@ -14,6 +14,7 @@ from mjfleet.rl.checkpoint_contents import Checkpointer
 from mjfleet.rl.runner import Runner
 from mjfleet.rl.sac_networks import Critics, SquashedActor
 
+from ..conftest import Run
 from ..env.test_env import build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub
 from .test_checkpoints import FOUND, TASK, load, same, train
@@ -122,3 +123,17 @@ def test_updates_by_graphs_give_what_calls_give(tmp_path: Path) -> None:
         assert len(stub.graphs) == (2 if captures else 0)
         found.append([p.tolist() for n in runner.alg.networks().values() for p in n.parameters()])
     assert found[0] == found[1]
+
+
+def test_its_numbers_are_flags_and_those_of_networks_that_it_lacks_are_refused(
+    run: Run, tmp_path: Path
+) -> None:
+    words = ("train", "cartpole-balance", "--agent.algorithm.name", "sac", "--dry-run")
+    done = run(*words, "--agent.algorithm.n-step", "3", "--agent.algorithm.batch-size", "64")
+    assert done.returncode == 0, done.stderr
+    for flag in ("--agent.actor.hidden-dims", "--agent.critic.hidden-dims"):
+        done = run(*words, flag, "8")
+        assert (done.returncode, "has no effect" in done.stderr) == (2, True)
+    done = run(*words, "--agent.algorithm.clip-param", "0.1")
+    assert (done.returncode, "there is no flag" in done.stderr) == (2, True)
+    assert not list(tmp_path.glob("logs/*"))

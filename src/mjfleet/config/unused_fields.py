@@ -79,10 +79,10 @@ def unused_fields(agent: AgentConfig, names: Iterable[str]) -> Iterator[Unused]:
     for name in sorted(name for name in names if name.startswith("agent.")):
         below = name.removeprefix("agent.")
         needs = [(decider, rule) for start, decider, rule in NEEDS if below.startswith(start)]
-        if not is_ppo and below.startswith("algorithm."):  # They are of another class.
-            needs = []
         if name not in field_kinds():
             needs += [(own, OWN_CLASS) for start, own in CLASSES.items() if below.startswith(start)]
+        if not is_ppo and below.startswith("algorithm."):  # They are the chosen class's own.
+            needs = []
         for decider, rule in needs:
             value = attrgetter(decider)(agent)
             if not rule.holds(value):
