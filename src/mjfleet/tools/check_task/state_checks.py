@@ -21,6 +21,7 @@ from mjfleet.tools.check_task.subject import Finding, Outcome, Subject, all_equa
 BEYOND = 0.1  # Share of a joint's range by which a start may be outside of it.
 SPINS = 4 * math.pi  # Angle at which no episode needs to start, rad.
 OFTEN = 0.05  # Share of environments in which something must be wrong before it is reported.
+SOON = 10  # Steps within which most variations have an effect; the others get all steps.
 WRITERS = (
     "rewards", "terminated", "truncated", "metrics", "debug_vis", "commands", "observe",
 )  # fmt: skip
@@ -192,7 +193,7 @@ def variations(subject: Subject) -> Iterator[Finding]:
 def idle_variations(subject: Subject, actions: torch.Tensor) -> Iterator[Finding]:
     """Find calls of `vary` with the same numbers everywhere, or without an effect on what the
     `actions` lead to, in half of the environments from random states."""
-    env, outcome = subject.env, Outcome()
+    env, outcomes = subject.env, dict[int, Outcome]()
 
     def begin(undo: Callable[[], object] = lambda: None) -> None:
         undo()
@@ -208,9 +209,13 @@ def idle_variations(subject: Subject, actions: torch.Tensor) -> Iterator[Finding
             if is_wide or not is_idle:
                 yield Finding(f"{text}, or write shared=True if that is meant", is_sure=is_wide)
             continue
-        outcome = outcome or subject.future(actions, begin)
-        without = subject.future(actions, partial(begin, one.undo))
-        if all(torch.equal(outcome[name][1:], other[1:]) for name, other in without.items()):
+        for steps in (SOON, len(actions)):
+            if steps not in outcomes:
+                outcomes[steps] = subject.future(actions[:steps], begin)
+            without = subject.future(actions[:steps], partial(begin, one.undo))
+            if not all(torch.equal(x[1:], without[k][1:]) for k, x in outcomes[steps].items()):
+                break
+        else:
             yield Finding(
                 f"{one}: changes nothing within {len(actions)} steps; `mjfleet tasks` shows names. "
                 "Where geoms touch, the larger friction counts, or that of the higher priority",
