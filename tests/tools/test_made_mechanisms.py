@@ -73,6 +73,13 @@ def test_motors_reach_all_goals_and_stay_stable(name: str) -> None:
         assert not any(env.sim.warnings().values())
 
 
+def test_a_motor_that_begins_at_an_end_of_its_range_is_asked_to_leave_it() -> None:
+    make(GRIPPER)
+    _, rows = goals_of()
+    near = rows[: len(rows) // 2]  # Which the task uses unless it is told otherwise.
+    assert (near > 0.21).mean() > 0.5
+
+
 def test_a_home_that_breaks_a_coupling_is_mended_and_what_follows_is_named() -> None:
     model = make(GRIPPER)
     drive, follow = model.key("home").qpos

@@ -85,7 +85,8 @@ def drive(robot: Robot) -> bool:
     if pairs := [
         f"`{model.joint(j).name}` follows `{model.joint(k).name}`" for j, k in followed.items()
     ]:
-        robot.questions.append(f"Is it right that {', '.join(pairs)}? It has no motor of its own.")
+        lacks = "They have no motors of their own" if pairs[1:] else "It has no motor of its own"
+        robot.questions.append(f"Is it right that {', '.join(pairs)}? {lacks}.")
     robot.look()
     return True
 

@@ -24,7 +24,8 @@ REST = 0.01
 FEW = 32
 """With fewer goals at rest than this, those in motion count, too."""
 LEAST = 0.01
-"""Share of its range that a joint must cover for its position to be a goal."""
+"""Share of its range that a joint must cover for its position to be a goal. A control that is nearer
+than this to an end of its range is at that end."""
 HINGE_OR_SLIDE = int(mjtJoint.mjJNT_HINGE), int(mjtJoint.mjJNT_SLIDE)
 MOTOR = int(mjtGain.mjGAIN_FIXED), int(mjtBias.mjBIAS_NONE)
 LINEAR = int(mjtGain.mjGAIN_FIXED), int(mjtBias.mjBIAS_AFFINE)
@@ -160,11 +161,14 @@ def _sweep(model: mujoco.MjModel, measured: Measured) -> np.ndarray:
     touches, rest = data.ncon, resting_controls(model, data)
     has_range = model.actuator_ctrllimited[:, None] > 0
     low, high = np.where(has_range, model.actuator_ctrlrange, (-1.0, 1.0)).T
+    # From an end of its range, a control moves to the other one alone.
+    slack = LEAST * (high - low)
+    least, most = -1.0 * (rest - low > slack), 1.0 * (high - rest > slack)
     rows, moving = list[np.ndarray](), list[np.ndarray]()
     near, steps = REST * measured.ranges(model), round(CHUNK / model.opt.timestep)
     for _ in range(TRIES):
         mujoco.mj_resetDataKeyframe(model, data, 0)
-        share = rng.uniform() * rng.uniform(-1.0, 1.0, model.nu)
+        share = rng.uniform() * rng.uniform(least, most)
         data.ctrl[:] = rest + share * np.where(share > 0, high - rest, rest - low)
         before = now = measured.read(data)
         for chunk in range(CHUNKS):

@@ -138,7 +138,8 @@ def _only_root(model: mujoco.MjModel) -> int:
     if len(roots) > 1:
         names = ", ".join(repr(name) for name in roots)
         raise UserError(
-            f"there are {len(roots)} robots with joints, the bodies {names}; --robot names one."
+            f"there are {len(roots)} robots with joints, the bodies {names}; --robot names one. If "
+            'they are parts of one robot, put them into one body, such as <body name="base">.'
         )
     return next(iter(roots.values()))
 
