@@ -24,8 +24,8 @@ REST = 0.01
 FEW = 32
 """With fewer goals at rest than this, those in motion count, too."""
 LEAST = 0.01
-"""Share of its range that a joint must cover for its position to be a goal. A control that is nearer
-than this to an end of its range is at that end."""
+"""Share of its range that a joint must cover for its position to be a goal. A control that is
+nearer than this to an end of its range is at that end."""
 HINGE_OR_SLIDE = int(mjtJoint.mjJNT_HINGE), int(mjtJoint.mjJNT_SLIDE)
 MOTOR = int(mjtGain.mjGAIN_FIXED), int(mjtBias.mjBIAS_NONE)
 LINEAR = int(mjtGain.mjGAIN_FIXED), int(mjtBias.mjBIAS_AFFINE)
