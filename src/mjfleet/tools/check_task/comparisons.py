@@ -102,10 +102,8 @@ def stale_constants(sim: Simulation) -> Iterator[Finding]:
 def disagreements(one: Subject, other: Subject) -> Iterator[Finding]:
     """Find where two new environments with the same seed differ, on two engines.
 
-    Before each step, the second one is put into the state of the first one, since contacts would
-    soon make them diverge. For the same reason the median over environments must agree, within a
-    share of the values' spread. The engines compute in float64 and float32.
-    """
+    Each step begins in the state of the first one, since contacts would soon make them diverge. The
+    median over environments must agree within a share of the values' spread, as float32 rounds."""
     rows = list[Outcome](), list[Outcome]()
     for step, action in enumerate(one.actions(ENGINE_STEPS, seed=10)):
         if step:

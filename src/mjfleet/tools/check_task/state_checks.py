@@ -22,9 +22,7 @@ BEYOND = 0.1  # Share of a joint's range by which a start may be outside of it.
 SPINS = 4 * math.pi  # Angle at which no episode needs to start, rad.
 OFTEN = 0.05  # Share of environments in which something must be wrong before it is reported.
 SOON = 10  # Steps within which most variations have an effect; the others get all steps.
-WRITERS = (
-    "rewards", "terminated", "truncated", "metrics", "debug_vis", "commands", "observe",
-)  # fmt: skip
+WRITERS = ("rewards", "terminated", "truncated", "metrics", "debug_vis", "commands", "observe")
 UNOBSERVED = ("sim.time", "sim.qpos", "sim.qvel", "sim.act")
 """What `observe` must not write. It may move targets, and draw noise."""
 
