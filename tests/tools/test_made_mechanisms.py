@@ -25,7 +25,7 @@ from .made_mechanisms import (
 
 pytestmark = pytest.mark.usefixtures("here")
 
-WORLDS, SECONDS, SHAKEN_SECONDS = 128, 4.0, 1.0
+WORLDS, SECONDS = 128, 4.0
 NEAR, NEAR_IN_4 = 0.2, 0.5
 """How near to each goal random motions must come, where the range of goals is 2; and where a goal
 is four numbers, near all of which so few motions hardly come."""
@@ -67,7 +67,7 @@ def test_motors_reach_all_goals_and_stay_stable(name: str) -> None:
         assert (wanted.amax(dim=0) - wanted.amin(dim=0)).amax() == pytest.approx(2.0)
         distances = torch.cdist(wanted, found).amin(dim=1)
         assert distances.max() < (NEAR_IN_4 if env.goals.shape[1] == 4 else NEAR)
-        for _ in range(round(SHAKEN_SECONDS / env.step_dt)):  # A new one in each step.
+        for _ in range(round(SECONDS / env.step_dt)):  # A new one in each step.
             env.step(2 * torch.rand(actions.shape, generator=draws) - 1)
             assert env.sim.qvel.abs().max() < 1000.0
         assert not any(env.sim.warnings().values())
