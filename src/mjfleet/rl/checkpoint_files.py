@@ -119,14 +119,14 @@ def check_networks(
 
 def misfit_of(saved: Mapping[str, Any], built: Mapping[str, Any]) -> str:
     """Return how the tensors of a checkpoint differ from a network's; empty if none does."""
-    there, here = (
+    theirs, ours = (
         {k: list(v.shape) if isinstance(v, torch.Tensor) else "no tensor" for k, v in x.items()}
         for x in (saved, built)
     )
-    names = [name for name in there | here if there.get(name) != here.get(name)]
+    names = [name for name in theirs | ours if theirs.get(name) != ours.get(name)]
     return "; ".join(
-        f"{name!s:.{SHOWN_CHARS}} is {there.get(name, 'absent')} there, "
-        f"{here.get(name, 'absent')} here"
+        f"{name!s:.{SHOWN_CHARS}} is {theirs.get(name, 'absent')} there, "
+        f"{ours.get(name, 'absent')} here"
         for name in names[:NAMED_DIFFERENCES]
     )
 

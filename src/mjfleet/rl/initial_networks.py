@@ -78,9 +78,9 @@ def _misfit(
     if saved is None:
         return "that run has none"
     misfit, why = misfit_of(saved, built), []
-    for name, here in ours.items() if isinstance(theirs, dict) else ():
-        there = theirs.get(name, here)
-        if there != here and (name in SETTINGS or misfit):
+    for name, value in ours.items() if isinstance(theirs, dict) else ():
+        other = theirs.get(name, value)
+        if other != value and (name in SETTINGS or misfit):
             label = LABELS.get(name, f"--agent.{part}.{name.replace('_', '-')}")
-            why.append(f"{label} is {there!s:.{SHOWN_CHARS}} there, {here!s:.{SHOWN_CHARS}} here")
+            why.append(f"{label} is {other!s:.{SHOWN_CHARS}} there, {value!s:.{SHOWN_CHARS}} here")
     return "; ".join(why[:NAMED_DIFFERENCES]) or misfit

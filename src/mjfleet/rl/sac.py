@@ -76,7 +76,7 @@ class SAC(Learner):
         """The discounted sum of past rewards of each environment's episode."""
         zeros = torch.zeros(4, dtype=torch.float64, device=device)
         self.return_moments = self.add_state("return_moments", zeros)
-        """Of `returns`: number, sum, sum of squares, and largest size."""
+        """Number, sum, sum of squares and largest size of `returns`."""
         self.scale = self.add_state("scale", torch.ones((), device=device))
         """What rewards are divided by."""
         self._recent = torch.zeros(self.num_steps, env.num_envs, device=device)

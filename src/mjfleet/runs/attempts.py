@@ -74,12 +74,12 @@ def attempt_of(checkpoint: Path, attempts: Attempts) -> int:
     One that another run has written is of the first attempt. Earlier versions recorded only the
     hash of its code.
     """
-    said = about(checkpoint)
+    recorded = about(checkpoint)
     tokens = [entry.get(TOKEN) for entry in attempts]
-    if (token := said.get("attempt")) and token in tokens:
+    if (token := recorded.get("attempt")) and token in tokens:
         return tokens.index(token) + 1
     earlier = [number for number, token in enumerate(tokens, 1) if token is None]
-    code = said.get("task_hash")
+    code = recorded.get("task_hash")
     same = [n for n in earlier if (attempts[n - 1].get("code") or {}).get("hash") == code]
     return (same or earlier or [1])[-1]
 

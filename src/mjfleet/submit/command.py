@@ -185,9 +185,8 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
         parse_known(SweepArguments, job_command[1:], PROG) if is_sweep else (None, job_command[1:])
     )
     _refuse(typed_fields(job_command), _is_array(arguments), is_sweep)
-    if "fork" in typed_fields(
-        job_command
-    ):  # Of the job, --as-trained is about the run in --run-dir.
+    # In the job, --as-trained is about the run in --run-dir.
+    if "fork" in typed_fields(job_command):
         rest = without_fields(rest, ["as_trained"])
     found, config, start = configure([*rest, "--dry-run"])
     runs = count_seeds(config) if config.seeds else int(start.is_group)

@@ -88,9 +88,9 @@ def _newest_first(root: Path) -> list[Summary]:
     return [summary for _, first, members in found for summary in (first, *members)]
 
 
-def _matches(summary: Summary, words: Sequence[str]) -> bool:
+def _matches(summary: Summary, parts: Sequence[str]) -> bool:
     text = f"{summary.run} {summary.task} {summary.status}".lower()
-    return all(word.lower() in text for word in words)
+    return all(part.lower() in text for part in parts)
 
 
 def _columns(summaries: Sequence[Summary]) -> dict[str, list[str]]:

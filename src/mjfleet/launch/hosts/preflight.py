@@ -69,7 +69,7 @@ def preflight(
         UserError: something is missing; the message names all that is missing on any host.
     """
     asked = AskInventory(str(found.folder), tuple(config.agent.packages))
-    here = host_inventory(asked)
+    own = host_inventory(asked)
     with _token(config) as token:
         asked = replace(asked, token=token.name)
         answers = connections.ask(dict.fromkeys(connections, asked), INVENTORY_SECONDS)
@@ -86,7 +86,7 @@ def preflight(
     known: dict[str, HostConnection] = {}
     first = next(iter(connections))
     for host, seen in facts.items():
-        problems[host] = list(_differences(seen, here, found))
+        problems[host] = list(_differences(seen, own, found))
         if (same := known.setdefault(seen.identity, host)) is not host:
             problems[host].append(f"it is the same host as {same}")
         if host is first and not seen.has_token:
@@ -115,16 +115,16 @@ def _token(config: LaunchConfig) -> IO[bytes]:
         raise UserError(f"--log-root {config.log_root}: {error.strerror}.") from None
 
 
-def _differences(seen: HostInventory, here: HostInventory, found: FoundTask) -> Iterator[str]:
-    for name, version in here.versions.items():
-        if (there := seen.versions[name]) != version:
-            has = f"{name} is missing there" if there == "missing" else f"it has {name} {there}"
-            yield f"{has} (here: {version})"
-    if files := _differing(seen.code, here.code):
+def _differences(seen: HostInventory, own: HostInventory, found: FoundTask) -> Iterator[str]:
+    for name, version in own.versions.items():
+        if (other := seen.versions[name]) != version:
+            text = f"{name} is missing there" if other == "missing" else f"it has {name} {other}"
+            yield f"{text} (here: {version})"
+    if files := _differing(seen.code, own.code):
         yield f"its mjfleet differs from this host's in {files}: install the same on both"
     if not seen.task:
         yield f"it has no task folder {found.folder}: copy it there"
-    elif files := _differing(seen.task, here.task):
+    elif files := _differing(seen.task, own.task):
         yield f"its task folder {found.folder} differs from this host's in {files}: copy it again"
 
 

@@ -82,7 +82,7 @@ class Robot:
         model, data, floor = self.model, self.data, self.model.geom(FLOOR).id
         chains, carrying = {0: list[int]()}, set[int]()
         heights: dict[int, dict[int, float]] = {}
-        """Of geoms above the ground, m, by the body that moves them."""
+        """Heights of geoms above the ground, m, by the body that moves them."""
         for body in np.flatnonzero(model.body_rootid == self.root).tolist():
             parent = int(model.body_parentid[body])
             own = [joint for joint in self.joints if model.jnt_bodyid[joint] == body]

@@ -16,7 +16,7 @@ from mjfleet.tools.from_model.robot import Robot
 ENCODING = re.compile(rb"""<\?xml[^>]*?\sencoding\s*=\s*["']([\w.-]+)""")
 COMMENT = re.compile("<!--.*?-->", re.DOTALL)
 PREFIX = re.compile(r"(</?\w+):")
-"""Of a tag of another program, such as Gazebo; files may leave it undeclared."""
+"""The prefix of another program's tag, such as Gazebo's; files may leave it undeclared."""
 INCLUDE = re.compile(r"""<(include|model)\s[^>]*?\bfile\s*=\s*["'](.+?)["']""")
 AS_IT_IS = {"fusestatic": "false", "discardvisual": "false", "strippath": "false"}
 """With these, a URDF's feet keep their names, the root its inertia, and meshes their folders."""
