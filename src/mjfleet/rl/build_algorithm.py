@@ -110,13 +110,11 @@ def choose_algorithm(agent: AgentConfig, load: Callable[..., Any]) -> tuple[type
     if agent.distils:
         return kind, "distillation: learning takes rsl_rl's own path"
     missing = kind.requires(agent, load)
-    if missing and name != "ppo":
+    if not missing:
+        return kind, None
+    if name != "ppo":
         raise UserError(f"--agent.algorithm.name {name} does not support {missing}; ppo does.")
-    return (
-        (_class("rsl_rl"), f"{missing}: learning takes rsl_rl's own path")
-        if missing
-        else (kind, None)
-    )
+    return _class("rsl_rl"), f"{missing}: learning takes rsl_rl's own path"
 
 
 def _check_config(name: str, config: AlgorithmConfig, kind: type[AlgorithmConfig]) -> None:

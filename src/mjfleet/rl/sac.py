@@ -53,6 +53,9 @@ class SAC(Learner):
         settings = config.critic_hidden_dims, config.num_atoms, config.support
         self.critic = Critics(inputs, env.num_actions, *settings).to(device)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        networks = self.target, self.critic
+        self._averaged = [[p.detach() for p in network.parameters()] for network in networks]
+        """The parameters of the target critics, and those that they follow."""
         self.temperature = nn.ParameterDict(
             {"log": torch.full((), math.log(config.initial_temperature))}
         ).to(device)
@@ -169,9 +172,7 @@ class SAC(Learner):
                 self._take(samples, i * self.batch_size)
                 self._critics_step()
                 self._step("critic_optimizer")
-                torch.ops.aten._foreach_lerp_.Scalar(
-                    self._target_parameters, self._critic_parameters, config.tau
-                )
+                torch.ops.aten._foreach_lerp_.Scalar(*self._averaged, config.tau)
                 if self.updates % config.actor_delay == 0:
                     self._actors_step()
                     self._step("actor_optimizer")
@@ -187,14 +188,6 @@ class SAC(Learner):
         )
         names = (*LOSSES, "temperature", "reward_scale")
         return Deferred(numbers, lambda found: dict(zip(names, found, strict=True)))
-
-    @property
-    def _critic_parameters(self) -> list[torch.Tensor]:
-        return [p.detach() for p in self.critic.parameters()]
-
-    @property
-    def _target_parameters(self) -> list[torch.Tensor]:
-        return [p.detach() for p in self.target.parameters()]
 
     @torch.no_grad()
     def _learn_moments(self) -> None:
