@@ -1,6 +1,7 @@
 """What a command leaves of a run that it continues, or of a new one, if it fails at its start."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ def edit(task: Path, setup: str = "pass", apply: str = "pass", reward: str = "ba
     text = text.replace("\n    def reset_worlds(", SETUP.format(setup))
     text = text.replace("-> None:\n        self.sim.ctrl[:]", APPLY.format(apply))
     (task / "env.py").write_text(text.replace('{"balance":', f'{{"{reward}":'))
+    # Python takes bytecode for a file's own if it has the file's size and second.
+    shutil.rmtree(task / "__pycache__", ignore_errors=True)
 
 
 def record(run_dir: Path) -> dict[str, Any]:
