@@ -26,7 +26,7 @@ from mjfleet.bench.result import Cell, Result, Table, show
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_timed
 from mjfleet.config import to_dict
 from mjfleet.config.validation import Seconds
-from mjfleet.rl.checkpoint_files import read_checkpoint
+from mjfleet.rl.checkpoints.files import read_checkpoint
 from mjfleet.runs.checkpoints import FINAL
 from mjfleet.utils.console import print_error
 from mjfleet.utils.hardware_names import ask_gpu

@@ -31,10 +31,10 @@ ANNEXES = {
     "tools/report": ("mjfleet", "report"),
     "loggers/wandb_logger.py": (*TRAIN, "--agent.logger", "wandb"),
     "loggers/tensorboard_logger.py": (),
-    "rl/adapters/rsl_rl_adapter.py": (*TRAIN, "--agent.algorithm.name", "rsl_rl.algorithms:PPO"),
-    "rl/adapters/skrl_adapter.py": (*TRAIN, "--agent.library", "skrl"),
-    "rl/adapters/skrl_jax_adapter.py": (*TRAIN, "--agent.library", "skrl-jax"),
-    "rl/adapters/rl_games_adapter.py": (*TRAIN, "--agent.library", "rl_games"),
+    "rl/libraries/rsl_rl.py": (*TRAIN, "--agent.algorithm.name", "rsl_rl.algorithms:PPO"),
+    "rl/libraries/skrl.py": (*TRAIN, "--agent.library", "skrl"),
+    "rl/libraries/skrl_jax.py": (*TRAIN, "--agent.library", "skrl-jax"),
+    "rl/libraries/rl_games.py": (*TRAIN, "--agent.library", "rl_games"),
 }
 """A command that needs each part, by the part's path in mjfleet. Empty: no flag asks for it."""
 IMPORT_ALL = """

@@ -1,10 +1,11 @@
 """A stand-in for CUDA graphs, on the CPU, for tests.
 
-`CudaGraphStub.capture` has the interface of `mjfleet.rl.graph_capture.capture`. It records what a
-function does to tensors, operation by operation; `RecordedGraph.replay` does that again at the same
-addresses, whatever Python names refer to since. As in a CUDA graph, Python's numbers and branches
-are those of the capture, random numbers follow the generator's state at the replay, and what asks
-for a value is refused. Not modelled: streams, copies to the host by `cpu`, memory that is freed.
+`CudaGraphStub.capture` has the interface of `capture` in `mjfleet.rl.device.graph_capture`. It
+records what a function does to tensors, operation by operation; `RecordedGraph.replay` does that
+again at the same addresses, whatever Python names refer to since. As in a CUDA graph, Python's
+numbers and branches are those of the capture, random numbers follow the generator's state at the
+replay, and what asks for a value is refused. Not modelled: streams, copies to the host by `cpu`,
+memory that is freed.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ from mjfleet.errors import UserError
 from mjfleet.rl.equivariance import Mirror
 from mjfleet.rl.ppo import PPO
 
-from .test_ppo import agent, learn, observations
+from .ppo.test_ppo import agent, learn, observations
 from .test_ranks import weights
 
 SIGNS = {"actor": [1, -1, 1, 1, -1, 1, 1], "critic": [1, -1, 1, 1], "extra": [-1, 1]}

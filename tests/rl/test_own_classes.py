@@ -25,7 +25,7 @@ PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTA
 NETS, LEARNER, PENALTY, PENALTY_CONFIG, TD3, IMAGE_AGENT = PYTHON
 MORE = '''
 
-from mjfleet.rl import ppo
+from mjfleet.rl.ppo import ppo
 from rsl_rl.models import CNNModel
 from rsl_rl.modules import distribution
 

@@ -17,16 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.env import Env, EnvShard
 from mjfleet.loggers.logger import Row
-from mjfleet.rl.adapters.skrl_adapter import SkrlPPO
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.build_algorithm import build_algorithm
-from mjfleet.rl.collectives import PIECE_BYTES, Collectives
+from mjfleet.rl.checks.replicas import OutOfStepError
 from mjfleet.rl.divergence import DivergedError
-from mjfleet.rl.evaluator import Evaluator
+from mjfleet.rl.evaluation.evaluator import Evaluator
 from mjfleet.rl.learner import Learner, Setup, Step
+from mjfleet.rl.libraries.skrl import SkrlPPO
 from mjfleet.rl.networks import rsl_rl_config
 from mjfleet.rl.ppo import PPO
-from mjfleet.rl.replica_checksum import OutOfStepError
+from mjfleet.rl.ranks.collectives import PIECE_BYTES, Collectives
 from mjfleet.rl.runner import Runner
 from mjfleet.sim.deferred import read
 
@@ -258,8 +258,8 @@ def test_the_update_is_that_of_rsl_rl(found: list[dict[str, Any]]) -> None:
 
 def learn_with_libraries(ranks: Ranks, folder: str) -> dict[str, Any]:
     """By rates that adapt; and, where all do the same, beside rsl_rl."""
-    from mjfleet.rl.adapters.rl_games_adapter import RlGamesPPO
-    from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
+    from mjfleet.rl.libraries.rl_games import RlGamesPPO
+    from mjfleet.rl.libraries.skrl_jax import JaxPPO
 
     adaptive = agent(schedule="adaptive", desired_kl=0.002)
     kinds = (SkrlPPO, JaxPPO, RlGamesPPO)
@@ -396,7 +396,7 @@ def count_reductions(ranks: Ranks, folder: str) -> dict[str, int]:
 
 def count_of_libraries(ranks: Ranks, folder: str) -> dict[str, int]:
     """The same of other libraries."""
-    from mjfleet.rl.adapters.skrl_jax_adapter import JaxPPO
+    from mjfleet.rl.libraries.skrl_jax import JaxPPO
 
     return reductions(ranks, (SkrlPPO, JaxPPO))
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mjfleet.errors import UserError
-from mjfleet.rl.checkpoint_files import pack_checkpoint
+from mjfleet.rl.checkpoints.files import pack_checkpoint
 from mjfleet.runs.attempts import (
     attempt_of,
     attempts_in,

@@ -16,7 +16,7 @@ from mjfleet.cli.run_command import run_command
 from mjfleet.cli.train import configure, train
 from mjfleet.errors import UserError
 from mjfleet.launch.restart_policy import pause_seconds, why_not
-from mjfleet.rl.checkpoint_files import pack
+from mjfleet.rl.checkpoints.files import pack
 from mjfleet.runs.find_run import find_run
 from mjfleet.runs.named_run import read_run
 from mjfleet.runs.run_lock import lock_run

@@ -9,7 +9,7 @@ import pytest
 
 from mjfleet.errors import UserError
 from mjfleet.registry import Registry
-from mjfleet.rl.checkpoint_files import pack_checkpoint
+from mjfleet.rl.checkpoints.files import pack_checkpoint
 from mjfleet.runs import task_snapshot
 from mjfleet.runs.own_runs import add_note
 from mjfleet.runs.read_facts import read_code_facts

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import mjfleet
-from mjfleet.rl.checkpoint_files import pack_checkpoint, read_checkpoint
+from mjfleet.rl.checkpoints.files import pack_checkpoint, read_checkpoint
 from mjfleet.runs.checkpoints import about
 
 from ..conftest import POISON, REPOSITORY, Output, Run, only_run, run_warm

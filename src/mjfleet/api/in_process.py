@@ -23,9 +23,9 @@ from mjfleet.launch.devices import Devices, choose_devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.launch.launch_training import plan_size
 from mjfleet.registry import FoundTask
-from mjfleet.rl.checkpoint_contents import Checkpointer
-from mjfleet.rl.checkpoint_files import read_checkpoint
-from mjfleet.rl.initial_networks import take_networks
+from mjfleet.rl.checkpoints.contents import Checkpointer
+from mjfleet.rl.checkpoints.files import read_checkpoint
+from mjfleet.rl.checkpoints.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.named_run import networks_of, with_teacher
 from mjfleet.utils.atomic_write import write_atomically

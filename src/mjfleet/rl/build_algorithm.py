@@ -12,11 +12,10 @@ from mjfleet.config import AgentConfig, AlgorithmConfig, PPOConfig
 from mjfleet.config.validation import is_class_path
 from mjfleet.env import Env
 from mjfleet.errors import UserError
-from mjfleet.rl import loss_check
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.learner import Learner, Setup
 from mjfleet.rl.networks import augmentation
-from mjfleet.rl.ppo import PPO
+from mjfleet.rl.ppo import PPO, loss_check
 from mjfleet.rl.runner_hook import RunnerHook
 from mjfleet.utils.packages import need_part
 
@@ -24,12 +23,12 @@ LEARNERS = {
     "ppo": "ppo:PPO",
     "grpo": "ppo:PPO",
     "rsl_rl": "algorithm:Algorithm",
-    "own": "adapters.rsl_rl_adapter:OwnPPO",
+    "own": "libraries.rsl_rl:OwnPPO",
     "sac": "sac:SAC",
-    "distillation": "adapters.rsl_rl_adapter:Distillation",
-    "skrl": "adapters.skrl_adapter:SkrlPPO",
-    "skrl-jax": "adapters.skrl_jax_adapter:JaxPPO",
-    "rl_games": "adapters.rl_games_adapter:RlGamesPPO",
+    "distillation": "libraries.rsl_rl:Distillation",
+    "skrl": "libraries.skrl:SkrlPPO",
+    "skrl-jax": "libraries.skrl_jax:JaxPPO",
+    "rl_games": "libraries.rl_games:RlGamesPPO",
 }
 """Module and class of each learner. Libraries are imported when they are chosen: `rsl_rl` is its
 own update, for what our PPO lacks; `own` holds a subclass of its PPO."""
@@ -95,7 +94,7 @@ def choose_algorithm(agent: AgentConfig, load: Callable[..., Any]) -> tuple[type
             text = f"does not support {missing}."
             if issubclass(own, PPO):
                 text = (
-                    f"is a subclass of {PPO.__module__}.PPO, which has no {missing}: derive it "
+                    f"is a subclass of mjfleet.rl.ppo.PPO, which has no {missing}: derive it "
                     f"from {Algorithm.__module__}.Algorithm."
                 )
             raise UserError(f"--agent.algorithm.name {name} {text}")

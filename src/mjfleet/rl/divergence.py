@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 
+from mjfleet.rl.checks.rollout_guard import RolloutGuard
 from mjfleet.rl.learner import Learner
-from mjfleet.rl.rollout_guard import RolloutGuard
 
 HUGE = 1e6
 """Observations and rewards beyond it are the task's mistake, whatever the learning rate is."""

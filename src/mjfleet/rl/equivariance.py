@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from mjfleet.errors import UserError
-from mjfleet.rl.gradient_reduction import FlatGradient
+from mjfleet.rl.ranks.gradients import FlatGradient
 
 TIES_WEIGHTS = "--agent.algorithm.symmetry-cfg.use-equivariant-networks"
 

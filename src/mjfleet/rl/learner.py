@@ -11,17 +11,21 @@ from torch import nn
 
 from mjfleet.config import AgentConfig, AlgorithmConfig, PPOConfig
 from mjfleet.env import Env
-from mjfleet.rl import device_optimizer
-from mjfleet.rl.checkpoint_files import key_of
-from mjfleet.rl.collectives import Collectives
-from mjfleet.rl.gradient_reduction import FlatGradient
-from mjfleet.rl.graph_capture import Capture
+from mjfleet.rl.device import optimizer as device_optimizer
+from mjfleet.rl.device.graph_capture import Capture
 from mjfleet.rl.learner_state import LearnerState
 from mjfleet.rl.networks import build_networks
+from mjfleet.rl.ranks.collectives import Collectives
+from mjfleet.rl.ranks.gradients import FlatGradient
 from mjfleet.sim.deferred import Deferred
 
 Load = Callable[..., Any]
 """Finds `module:name`, see FoundTask.load."""
+
+
+def key_of(name: str) -> str:
+    """Return the key under which a checkpoint holds a network or an optimiser."""
+    return f"{name}_state_dict"
 
 
 @dataclass(frozen=True)

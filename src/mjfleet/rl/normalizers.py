@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mjfleet.rl.collectives import Collectives
 from mjfleet.rl.equivariance import Mirror
 from mjfleet.rl.learner import Learner
+from mjfleet.rl.ranks.collectives import Collectives
 
 
 @torch.no_grad()

@@ -13,22 +13,23 @@ from mjfleet.config import AgentConfig
 from mjfleet.env import Env
 from mjfleet.env.episode_statistics import Sums, early_end
 from mjfleet.loggers.logger import Row
-from mjfleet.rl import graph_capture, rank_statistics
-from mjfleet.rl.best_policy import BestPolicy
 from mjfleet.rl.build_algorithm import make_algorithm
-from mjfleet.rl.collectives import Collectives
-from mjfleet.rl.device_clock import DeviceClock
+from mjfleet.rl.checks.replicas import check_replicas, checksum
+from mjfleet.rl.checks.rollout_guard import RolloutGuard
+from mjfleet.rl.checks.simulation_warnings import SimulationWarnings, warning_values
+from mjfleet.rl.device import graph_capture
+from mjfleet.rl.device.clock import DeviceClock
+from mjfleet.rl.device.gpu_usage import read_usage
+from mjfleet.rl.device.graph_capture import Capture
 from mjfleet.rl.divergence import DivergedError, check_networks, find_trouble
-from mjfleet.rl.evaluator import Evaluator
-from mjfleet.rl.gpu_usage import read_usage
-from mjfleet.rl.graph_capture import Capture
+from mjfleet.rl.evaluation.best_policy import BestPolicy
+from mjfleet.rl.evaluation.evaluator import Evaluator
 from mjfleet.rl.learner import Setup, Step
 from mjfleet.rl.normalizers import average_batch_statistics
-from mjfleet.rl.rank_statistics import EpisodeWindow
-from mjfleet.rl.replica_checksum import check_replicas, checksum
-from mjfleet.rl.rollout_guard import RolloutGuard
+from mjfleet.rl.ranks import statistics as rank_statistics
+from mjfleet.rl.ranks.collectives import Collectives
+from mjfleet.rl.ranks.statistics import EpisodeWindow
 from mjfleet.rl.runner_hook import RunnerHook
-from mjfleet.rl.simulation_warnings import SimulationWarnings, warning_values
 from mjfleet.rl.worker_phases import HeartbeatBase, Phase
 from mjfleet.sim.deferred import Deferred, first, read
 from mjfleet.utils.console import print_line

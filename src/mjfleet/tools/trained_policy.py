@@ -80,7 +80,7 @@ def load_policy(
 ) -> "tuple[Env[Any], Any, int]":
     """Return environments, a policy, and its number of iterations; UserError if they do not fit."""
     from mjfleet.rl.build_algorithm import policy_of
-    from mjfleet.rl.checkpoint_files import load_policy as load
+    from mjfleet.rl.checkpoints.files import load_policy as load
 
     env = build(found, config, engine, device, threads)
     policy = policy_of(env, config.agent, found.load)

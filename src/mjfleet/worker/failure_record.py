@@ -28,7 +28,7 @@ MESSAGE_SUFFICES = ("DivergedError", "OutOfStepError", "CheckpointError", "UserE
 SEEN_FROM_OUTSIDE = ("Hang", "Killed", "Exited")
 """Kinds of failures without an exception of the worker's."""
 WAITING_FILES = (
-    "distributed_c10d.py", "rl/collectives.py", "rl/gradient_reduction.py",
+    "distributed_c10d.py", "rl/ranks/collectives.py", "rl/ranks/gradients.py",
     "worker/torch_process_group.py",
 )  # fmt: skip
 """Files whose functions wait for other ranks."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.ranks.collectives import Collectives
 from mjfleet.worker.heartbeat import Heartbeat
 from mjfleet.worker.rank_environment import Rank
 

@@ -14,7 +14,7 @@ from torch.distributed import (
     TCPStore,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from mjfleet.rl.collectives import Collectives
+from mjfleet.rl.ranks.collectives import Collectives
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.under_torchrun import meet, meeting_store
 from mjfleet.worker.worker_args import LOOPBACK_ALONE, WorkerArgs

@@ -13,10 +13,10 @@ from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.loggers.logger import Row
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.registry import FoundTask
-from mjfleet.rl.checkpoint_contents import Checkpointer
-from mjfleet.rl.collectives import Collectives
-from mjfleet.rl.evaluator import Evaluator
-from mjfleet.rl.initial_networks import take_networks
+from mjfleet.rl.checkpoints.contents import Checkpointer
+from mjfleet.rl.checkpoints.initial_networks import take_networks
+from mjfleet.rl.evaluation.evaluator import Evaluator
+from mjfleet.rl.ranks.collectives import Collectives
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.attempts import count_last_attempt
 from mjfleet.runs.checkpoints import INIT

@@ -96,7 +96,7 @@ def train_worker(
     import_for_training(args.engine, device)
     from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
-    from mjfleet.rl.checkpoint_files import read_checkpoint
+    from mjfleet.rl.checkpoints.files import read_checkpoint
     from mjfleet.worker.torch_process_group import process_group
     from mjfleet.worker.torch_settings import apply_settings
     from mjfleet.worker.training import build, restore, train_and_log

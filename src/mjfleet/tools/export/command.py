@@ -133,8 +133,8 @@ def _write_pretrained(
     """Write the actor and its normaliser with what they did in an episode of each environment."""
     import torch
 
-    from mjfleet.rl.checkpoint_files import pack_checkpoint
-    from mjfleet.rl.initial_networks import describe_networks
+    from mjfleet.rl.checkpoints.files import pack_checkpoint
+    from mjfleet.rl.checkpoints.initial_networks import describe_networks
     from mjfleet.tools.play.policy_episodes import Player, evaluate
 
     env, policy, iteration = loaded

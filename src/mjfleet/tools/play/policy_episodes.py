@@ -53,7 +53,7 @@ def playing(
 
     from mjfleet.env.factory import on_device
     from mjfleet.env.random_numbers import seed_everything
-    from mjfleet.rl import checkpoint_files
+    from mjfleet.rl.checkpoints import files as checkpoint_files
 
     engine, device, threads = plan.engine, plan.device, plan.threads
     seed_everything(config.agent.seed)
@@ -83,8 +83,8 @@ def evaluate(
     first environments.
     """
     from mjfleet.env.step_recorder import StepRecorder
-    from mjfleet.rl.evaluator import Episodes
-    from mjfleet.rl.simulation_warnings import describe_now
+    from mjfleet.rl.checks.simulation_warnings import describe_now
+    from mjfleet.rl.evaluation.evaluator import Episodes
     from mjfleet.video.state_recording import StateRecorder
 
     env, recorder = player.env, None

@@ -1,0 +1,1 @@
+"""Checkpoints: their files, what they hold, and how training begins from one."""

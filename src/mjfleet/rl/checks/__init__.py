@@ -1,0 +1,1 @@
+"""What finds a training that has gone wrong."""

@@ -1,0 +1,1 @@
+"""What the device does of learning: CUDA graphs, optimisers, clocks and use."""

@@ -1,0 +1,1 @@
+"""Evaluations of a policy, and which of a run is the best."""

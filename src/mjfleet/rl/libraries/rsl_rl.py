@@ -1,0 +1,159 @@
+"""Learners by rsl_rl's algorithms: a subclass of its PPO, and distillation. Runs in a worker."""
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from rsl_rl import algorithms
+from rsl_rl.utils import resolve_optimizer
+from tensordict import TensorDict
+
+from mjfleet.errors import UserError
+from mjfleet.rl.checkpoints.files import misfit_of, read_checkpoint
+from mjfleet.rl.learner import Setup
+from mjfleet.rl.networks import build_networks, make_storage
+from mjfleet.rl.rollout_learner import RolloutLearner
+
+KEPT = "learning_rate", "is_multi_gpu", "gpu_global_rank", "gpu_world_size"
+"""Numbers of rsl_rl's PPO that this module sets."""
+
+
+class _Holder(RolloutLearner):
+    """Learns by `inner`."""
+
+    def take(self, inner: Any, networks: Mapping[str, Any], setup: Setup) -> None:
+        """Learn by `inner`, whose networks are these."""
+        self.inner, self.storage, self.optimizer = inner, inner.storage, inner.optimizer
+        self.actor, self.critic = networks["actor"], networks["critic"]
+        self.learning_rate, self.schedule = inner.learning_rate, self.config.schedule
+        self.hold(networks)
+        inner.is_multi_gpu, inner.reduce_parameters = self.is_distributed, self.reduce_parameters
+        inner.gpu_global_rank = self.collectives.rank
+        inner.gpu_world_size = self.collectives.world_size
+        inner.compile(setup.agent.torch_compile_mode)
+        self.compiles = setup.agent.torch_compile_mode is not None
+        self.scratch(*vars(self))
+
+    def train_mode(self) -> None:
+        self.inner.train_mode()
+
+    def eval_mode(self) -> None:
+        self.inner.eval_mode()
+
+    def set_learning_rate(self, rate: float, name: str = "optimizer") -> None:
+        super().set_learning_rate(rate, name)
+        self.inner.learning_rate = self.learning_rate
+
+    def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        super().restore(state, names)
+        self.inner.learning_rate = self.learning_rate
+
+
+class OwnPPO(_Holder):
+    """A subclass of rsl_rl's PPO, which may save and load more than that."""
+
+    def __init__(self, kind: type[algorithms.PPO], setup: Setup, **settings: Any) -> None:
+        """Take the class; `settings` are what it takes besides rsl_rl's."""
+        super().__init__(setup)
+        agent, device = setup.agent, setup.device
+        networks, found = build_networks(setup.env, agent, device, setup.load)
+        storage = make_storage(setup.env, agent, device)
+        parts: Any = *networks.values(), storage
+        inner = kind(*parts, device=device, **found | settings)
+        if not self.config.learns_values:
+            inner.critic.requires_grad_(False)
+        self.rnd = inner.rnd
+        self.take(inner, networks, setup)
+        self.owner = inner
+        for name, value in vars(inner).items():
+            if name not in KEPT and isinstance(value, bool | int | float | torch.Tensor):
+                get, put = partial(getattr, inner, name), partial(self.put, inner, name)
+                self.add_state(name, per="rank", get=get, set=put)
+
+    def compute_returns(self, obs: TensorDict) -> None:
+        super().compute_returns(obs)
+        self.share_advantages()
+
+    def broadcast_parameters(self) -> None:
+        self.inner.broadcast_parameters()
+
+    def save(self) -> dict[str, Any]:
+        return self.inner.save()
+
+    def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        super().restore(state, {"rnd"} & {*names})
+        parts = {name: name in names for name in ("actor", "critic", "optimizer")}
+        self.inner.load(state, parts | {"rnd": "rnd_optimizer" in names}, strict=True)
+        self.learning_rate = self.inner.learning_rate
+
+
+class Distillation(_Holder):
+    """A student imitates a teacher, which may observe more.
+
+    The student is the actor; the teacher is in the critic's place, also in checkpoints. The student
+    acts, and learns what the teacher would have done there (DAgger, Ross et al. 2011,
+    arXiv:1011.0686).
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        env, agent, device = setup.env, setup.agent, setup.device
+        networks, _ = build_networks(env, agent, device, setup.load)
+        networks["critic"].requires_grad_(False)
+        config = agent.ppo
+        rollout = make_storage(env, agent, device, "distillation")
+        rollout.distribution_params = tuple(torch.zeros_like(rollout.actions) for _ in range(2))
+        parts: Any = *networks.values(), rollout
+        inner = algorithms.Distillation(
+            *parts,
+            num_learning_epochs=config.num_learning_epochs,
+            gradient_length=config.gradient_length,
+            learning_rate=config.learning_rate,
+            max_grad_norm=config.max_grad_norm,
+            loss_type=config.loss_type,
+            use_mixed_precision=config.use_mixed_precision,
+            device=device,
+        )
+        # As in the checkpoints of PPO, the optimiser has the parameters of both.
+        both = chain(*(network.parameters() for network in networks.values()))
+        make: Any = resolve_optimizer(config.optimizer)
+        inner.optimizer = make(both, lr=config.learning_rate)
+        self._teacher, self._is_taught = agent.teacher, False
+        self.take(inner, networks, setup)
+
+    def begin(self) -> None:
+        """Load the teacher on rank 0, unless a checkpoint of this run had it.
+
+        Raises:
+            UserError: the file cannot be read, or holds another network.
+        """
+        if self._is_taught or self.collectives.rank != 0:
+            return
+        assert self._teacher
+        path, built = Path(self._teacher.checkpoint or ""), self.critic.state_dict()
+        saved = read_checkpoint(path)["actor_state_dict"]
+        if misfit := misfit_of(saved, built):
+            raise UserError(
+                f"the teacher {path} does not fit what it observes in this task: {misfit}."
+            )
+        self.critic.load_state_dict(saved)
+        self._is_taught = True
+
+    def act(self, obs: TensorDict) -> torch.Tensor:
+        """Sample the student's actions, and note the teacher's."""
+        networks, step = (self.actor, self.critic), self.storage.step
+        if step == 0:  # Where the update begins too, also after a resume.
+            states = tuple(network.get_hidden_state() for network in networks)
+            self.inner.last_hidden_states = states
+        actions = super().act(obs)
+        new = self.actor.output_mean, self.actor.output_std
+        for rollout, now in zip(self.storage.distribution_params or (), new, strict=True):
+            rollout[step] = now
+        return actions
+
+    def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        self._is_taught |= "critic" in names
+        super().restore(state, names)

@@ -1,0 +1,1 @@
+"""What the ranks of a run exchange."""

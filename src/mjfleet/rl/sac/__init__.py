@@ -1,0 +1,3 @@
+"""Soft actor-critic."""
+
+from mjfleet.rl.sac.sac import SAC as SAC

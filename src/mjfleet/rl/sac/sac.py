@@ -1,0 +1,277 @@
+"""Soft actor-critic: two distributional critics, a tanh policy, a learned temperature.
+
+Haarnoja et al. 2018 (arXiv:1812.05905), with the categorical critics and the scaling of rewards of
+FlashSAC (arXiv:2604.04539). Runs in a worker.
+"""
+
+import copy
+import math
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from mjfleet.config import AgentConfig, SACConfig
+from mjfleet.env import Env
+from mjfleet.errors import UserError
+from mjfleet.rl.device.graph_capture import Captured
+from mjfleet.rl.learner import Learner, Load, Setup, Step
+from mjfleet.rl.normalizers import add_samples
+from mjfleet.rl.sac.networks import Critics, SquashedActor
+from mjfleet.rl.sac.replay import Replay, Samples
+from mjfleet.sim.deferred import Deferred
+from mjfleet.utils.console import print_line
+from mjfleet.utils.memory import check_fits
+
+LOSSES = "critic", "actor", "entropy", "q", "beyond_support"
+HEADROOM = 0.8
+"""Share of the critics' support that the largest return so far takes, once it is scaled."""
+CHUNK = 32
+"""Updates whose samples are drawn at once."""
+
+
+class SAC(Learner):
+    """SAC with a replay on each rank."""
+
+    Config = SACConfig
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        env, agent, device = setup.env, setup.agent, setup.device
+        self.config: Any
+        config, ranks = self.config, self.collectives.world_size
+        self.env, self.torch_threads = env, 1
+        obs = env.get_observations()
+        self.obs_groups = {
+            name: list(getattr(agent.obs_groups, name)) for name in ("actor", "critic")
+        }
+        self.actor = self.policy_of(env, agent, setup.load)
+        inputs = sum(obs[name].shape[-1] for name in self.obs_groups["critic"])
+        settings = config.critic_hidden_dims, config.num_atoms, config.support
+        self.critic = Critics(inputs, env.num_actions, *settings).to(device)
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        networks = self.target, self.critic
+        self._averaged = [[p.detach() for p in network.parameters()] for network in networks]
+        """The parameters of the target critics, and those that they follow."""
+        self.temperature = nn.ParameterDict(
+            {"log": torch.full((), math.log(config.initial_temperature))}
+        ).to(device)
+        self._adam: dict[str, torch.optim.Optimizer] = {
+            "actor_optimizer": self._make_adam(self.actor, self.temperature),
+            "critic_optimizer": self._make_adam(self.critic),
+        }
+        for name in self._adam:
+            self.gradient_of(name)
+        self.replay = self._make_replay(obs)
+        self.batch_size = max(1, config.batch_size // ranks)
+        self.num_updates = max(
+            1, round(self.num_steps * env.num_envs * ranks * config.updates_per_transition)
+        )
+        self.warm_up = -(-config.warm_up // (env.num_envs * ranks))
+        """Rows of the replay before the first update."""
+        sigma = 0.5 * math.log(2 * math.pi * math.e * config.target_std**2)
+        self.target_entropy = sigma * env.num_actions
+        self.updates = self.add_state("updates", 0)
+        self.returns = self.add_state("returns", torch.zeros(env.num_envs, device=device), "env")
+        """The discounted sum of past rewards of each environment's episode."""
+        zeros = torch.zeros(4, dtype=torch.float64, device=device)
+        self.return_moments = self.add_state("return_moments", zeros)
+        """Number, sum, sum of squares and largest size of `returns`."""
+        self.scale = self.add_state("scale", torch.ones((), device=device))
+        """What rewards are divided by."""
+        self._recent = torch.zeros(self.num_steps, env.num_envs, device=device)
+        self._totals = torch.zeros(len(LOSSES), device=device)
+        self._after: Any = obs
+        self._batch: Any = None
+        for name in self.replay.state() if config.save_replay else ():
+            get, put = partial(self._saved, name), partial(self.replay.load_state, name)
+            self.add_state(f"replay/{name}", per="rank", get=get, set=put)
+        self.learning_rate = config.learning_rate
+        self.scratch(*vars(self))
+        capture = setup.capture
+        self._critics_step = Captured(
+            "the critics' step", self._learn_critics, self._written, capture
+        )
+        self._actors_step = Captured("the actor's step", self._learn_actor, self._written, capture)
+
+    @classmethod
+    def policy_of(cls, env: Env[Any], agent: AgentConfig, load: Load) -> Any:
+        config: Any = agent.algorithm
+        limit = torch.as_tensor(env.action_limit, dtype=torch.float32, device=env.device)
+        groups = {"actor": list(agent.obs_groups.actor)}
+        limit = limit.expand(env.num_actions).clone()
+        actor = SquashedActor(env.get_observations(), groups, limit, config.actor_hidden_dims)
+        return actor.to(env.device)
+
+    def _make_replay(self, obs: TensorDict) -> Replay:
+        """Allocate the replay; UserError if it does not fit in memory, or images are observed."""
+        config, env, names = self.config, self.env, [*chain(*self.obs_groups.values())]
+        seen = {name: obs[name] for name in sorted({*names})}
+        if images := [name for name, rows in seen.items() if rows.ndim != 2]:
+            raise UserError(f"sac learns from numbers alone, and `{images[0]}` is an image.")
+        # Whole rollouts, so that the newest one is found in `_recent` by the row of the ring.
+        workers = self.collectives.world_size
+        rollouts = config.replay_size // (env.num_envs * workers * self.num_steps)
+        length = self.num_steps * max(rollouts, 1 + -(-(config.n_step + 1) // self.num_steps))
+        numbers = sum(rows.shape[1] for rows in seen.values()) + env.num_actions + 1
+        count, size = length * env.num_envs, 4 * length * env.num_envs * numbers
+        if self.device == "cpu":
+            check_fits(f"{count:,} transitions of a replay", size)
+        if self.collectives.rank == 0:
+            saved = "" if config.save_replay else "; checkpoints are without it"
+            print_line(f"each worker's replay takes up to {size / 2**20:,.0f} MiB{saved}")
+        return Replay(length, seen, env.num_actions)
+
+    def _saved(self, name: str) -> torch.Tensor:
+        return self.replay.state()[name]
+
+    def networks(self) -> dict[str, nn.Module]:
+        names = "actor", "critic", "target", "temperature"
+        return {name: getattr(self, name) for name in names}
+
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        return self._adam
+
+    def _make_adam(self, *networks: nn.Module) -> torch.optim.Adam:
+        parameters = [p for network in networks for p in network.parameters()]
+        return torch.optim.Adam(parameters, lr=self.config.learning_rate, fused=True)
+
+    def act(self, obs: TensorDict) -> torch.Tensor:
+        return self.actor(obs, stochastic_output=True)
+
+    def record(self, before: TensorDict, actions: torch.Tensor, step: Step) -> None:
+        self._after, row = step.observations, self.replay.next
+        failed, spoilt = step.dones & ~step.time_outs, self.env.spoilt
+        done = (before, actions / self.actor.limit, step.rewards, failed, step.time_outs, spoilt)
+        self.replay.add(*done)
+        self.returns.mul_(self.config.gamma).add_(step.rewards)
+        self._recent[row % self.num_steps] = self.returns
+        self.returns.masked_fill_(step.dones, 0.0)
+
+    def checked(self) -> dict[str, list[torch.Tensor]]:
+        replay, parts = self.replay, self.replay.newest(self.num_steps)
+        found = {f"observation/{name}": [rows[part] for part in parts] + [self._after[name][None]]
+                 for name, rows in replay.observations.items()}  # fmt: skip
+        found |= {"action": [replay.actions[part] for part in parts]}
+        found |= {"reward": [replay.rewards[part] for part in parts]}
+        return found | {"done": [replay.ends[part] > 0 for part in parts]}
+
+    def learn(self) -> Deferred[dict[str, float]]:
+        """Update critics and actor from samples of the replay, once it holds enough."""
+        self._learn_moments()
+        self._totals.zero_()
+        config, left = self.config, self.num_updates if self.replay.count > self.warm_up else 0
+        begun = self.updates
+        while left > 0:
+            number = min(CHUNK, left)
+            samples = self.replay.sample(number * self.batch_size, config.n_step, config.gamma)
+            for i in range(number):
+                self._take(samples, i * self.batch_size)
+                self._critics_step()
+                self._step("critic_optimizer")
+                torch.ops.aten._foreach_lerp_.Scalar(*self._averaged, config.tau)
+                if self.updates % config.actor_delay == 0:
+                    self._actors_step()
+                    self._step("actor_optimizer")
+                self.updates += 1
+                self.beat()
+            left -= number
+        count = max(1, self.updates - begun)
+        divisors = (
+            self._totals.new_tensor([1, config.actor_delay, config.actor_delay, 1, 1]) / count
+        )
+        numbers = torch.stack(
+            [*(self._totals * divisors), self.temperature["log"].detach().exp(), self.scale]
+        )
+        names = (*LOSSES, "temperature", "reward_scale")
+        return Deferred(numbers, lambda found: dict(zip(names, found, strict=True)))
+
+    @torch.no_grad()
+    def _learn_moments(self) -> None:
+        """Add the newest steps of all ranks to the moments of observations and returns."""
+        parts = self.replay.newest(self.num_steps)
+        for network, name in ((self.actor, "actor"), (self.critic, "critic")):
+            groups = [torch.cat([self.replay.observations[group][part] for part in parts])
+                      for group in self.obs_groups[name]]  # fmt: skip
+            rows = torch.cat(groups, dim=-1).flatten(0, 1)
+            add_samples(network.obs_normalizer, rows, self.collectives)
+        returns, ranks = self._recent.double(), self.collectives.world_size
+        largest = returns.new_zeros(ranks)
+        largest[self.collectives.rank] = returns.abs().max()
+        number = torch.full_like(largest[:1], returns.numel())
+        sums = torch.cat((number, returns.sum().view(1), returns.square().sum().view(1), largest))
+        self.collectives.all_reduce(sums)
+        moments = self.return_moments
+        moments[:3] += sums[:3]
+        torch.maximum(moments[3], sums[3:].max(), out=moments[3])
+        mean = moments[1] / moments[0]
+        deviation = (moments[2] / moments[0] - mean.square()).clamp(min=0.0).sqrt()
+        largest = moments[3] / (HEADROOM * self.config.support)
+        self.scale.copy_(torch.maximum(deviation, largest).clamp(min=1e-6))
+
+    def _take(self, samples: Samples, first: int) -> None:
+        """Let the next updates be of `batch_size` samples from the `first` one on."""
+        part = slice(first, first + self.batch_size)
+
+        def latents(groups: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+            return [torch.cat([groups[g][part] for g in self.obs_groups[name]], dim=-1)
+                    for name in ("actor", "critic")]  # fmt: skip
+
+        rest = samples.actions, samples.rewards, samples.discounts, samples.weights
+        batch = [
+            *latents(samples.observations),
+            *latents(samples.following),
+            *(x[part] for x in rest),
+        ]
+        if self._batch is None:
+            self._batch = [x.clone() for x in batch]
+        torch.ops.aten._foreach_copy_(self._batch, batch)
+
+    def _learn_critics(self) -> None:
+        """Write the critics' gradients for the batch."""
+        _, seen, after_actor, after, actions, rewards, discounts, weights = self._batch
+        actor, critic, target = self.actor, self.critic, self.target
+        with torch.no_grad():
+            following, log_probs = actor.sample(actor.obs_normalizer(after_actor))
+            probabilities = target(critic.obs_normalizer(after), following).softmax(dim=-1)
+            lower = (probabilities @ critic.values).argmin(dim=0)
+            chosen = torch.where(lower.view(-1, 1) == 0, probabilities[0], probabilities[1])
+            entropy = self.temperature["log"].exp() * log_probs
+            values = critic.values - entropy.unsqueeze(1)
+            values = (rewards / self.scale).unsqueeze(1) + discounts.unsqueeze(1) * values
+            wanted, beyond = critic.project(chosen, values)
+        gradient = self.gradient_of("critic_optimizer")
+        gradient.flat.zero_()
+        logits = critic(critic.obs_normalizer(seen), actions)
+        losses = -(wanted * logits.log_softmax(dim=-1)).sum(dim=-1)
+        loss = (losses.sum(dim=0) * weights).mean()
+        loss.backward()
+        self._totals[0] += loss.detach()
+        self._totals[3] += critic.means(logits.detach()).mean()
+        self._totals[4] += beyond
+
+    def _learn_actor(self) -> None:
+        """Write the gradients of actor and temperature for the batch."""
+        seen_actor, seen, *_, weights = self._batch
+        actor, critic, log = self.actor, self.critic, self.temperature["log"]
+        gradient = self.gradient_of("actor_optimizer")
+        gradient.flat.zero_()
+        actions, log_probs = actor.sample(actor.obs_normalizer(seen_actor))
+        values = critic.means(critic(critic.obs_normalizer(seen), actions, is_frozen=True))
+        alpha = log.exp()
+        loss = ((alpha.detach() * log_probs - values.min(dim=0).values) * weights).mean()
+        entropy = -(log_probs.detach() * weights).mean()
+        (loss + alpha * (entropy - self.target_entropy)).backward()
+        self._totals[1] += loss.detach()
+        self._totals[2] += entropy
+
+    def _step(self, name: str) -> None:
+        self.reduce_parameters(name)
+        self._adam[name].step()
+
+    def _written(self) -> list[torch.Tensor]:
+        """Return what an update of gradients writes."""
+        return [self._totals, *(self.gradient_of(name).flat for name in self._adam)]

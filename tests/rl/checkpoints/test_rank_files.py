@@ -1,0 +1,94 @@
+"""What a learner remembers on one rank, in files beside checkpoints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mjfleet.config import AgentConfig
+from mjfleet.rl.checkpoints.contents import Checkpointer
+from mjfleet.rl.ppo import PPO
+from mjfleet.rl.runner import Runner
+
+from ..evaluation.test_evaluator import make_env
+from .test_checkpoints import TASK, agent, load, train
+
+
+class Remembering(PPO):
+    """Keeps the newest rewards and counts its updates."""
+
+    def __init__(self, *parts: Any, **settings: Any) -> None:
+        super().__init__(*parts, **settings)
+        self.kept = self.add_state("kept", torch.zeros(4), per="rank")
+        self.updates = self.add_state("updates", 0, per="rank")
+        self.average = self.add_state("average", torch.zeros(()))
+
+    def update(self) -> dict[str, float]:
+        self.kept.copy_(self.kept.roll(1))
+        self.kept[0] = self.storage.rewards.sum()
+        self.updates += 1
+        self.average.lerp_(self.kept[0], 0.5)
+        return super().update()
+
+
+def begin(folder: Path, config: AgentConfig) -> tuple[Runner, Checkpointer]:
+    def find(name: str, base: Any = None) -> Any:
+        return Remembering
+
+    torch.manual_seed(1)
+    runner = Runner(make_env(), config, "cpu", 1, find)
+    return runner, Checkpointer(runner, TASK, folder, None)
+
+
+def remembering(iterations: int) -> AgentConfig:
+    return agent(iterations, algorithm={"name": "nets:Remembering"})
+
+
+def state_of(runner: Runner) -> tuple[list[float], int, float]:
+    alg = runner.alg
+    return alg.kept.tolist(), alg.updates, alg.average.item()
+
+
+def test_it_is_restored_with_the_checkpoint_that_names_it(tmp_path: Path) -> None:
+    runner, checkpointer = begin(tmp_path, remembering(3))
+    train(runner, checkpointer)
+    (file,) = tmp_path.glob("rank*")
+    (rank,) = load(tmp_path, 3)["mjfleet"]["ranks"]
+    assert rank["file"]["name"] == file.name == "rank0_3.pt"
+    assert rank["file"]["bytes"] == file.stat().st_size
+    assert "kept" not in json.dumps(sorted(rank["learner"]))
+    resumed, checkpointer = begin(tmp_path, remembering(4))
+    assert checkpointer.resume(tmp_path / "model_3.pt") == []
+    assert state_of(resumed) == state_of(runner)
+    assert state_of(runner)[1] == 3
+
+
+@pytest.mark.parametrize("fault", ["missing", "damaged"])
+def test_without_its_file_it_begins_anew_with_one_line(fault: str, tmp_path: Path) -> None:
+    train(*begin(tmp_path, remembering(2)))
+    file = tmp_path / "rank0_2.pt"
+    if fault == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
+    runner, checkpointer = begin(tmp_path, remembering(4))
+    (lost,) = checkpointer.resume(tmp_path / "model_2.pt")
+    assert lost.startswith("what the learner remembers on rank 0: rank0_2.pt")
+    assert not runner.alg.kept.any()
+    assert [row["iteration"] for row in train(runner, checkpointer)] == [3, 4]
+
+
+def test_older_files_go_once_a_newer_checkpoint_is_complete(tmp_path: Path) -> None:
+    runner, checkpointer = begin(tmp_path, remembering(6))
+    found = []
+    runner.train(
+        lambda _: found.append({file.name for file in tmp_path.glob("rank*")}),
+        lambda: None,
+        checkpointer.save,
+    )
+    interval = runner.agent.save_interval
+    due = [n for n in range(1, 7) if n % interval == 0 or n == 6]
+    assert {file.name for file in tmp_path.glob("rank*")} == {f"rank0_{n}.pt" for n in due[-2:]}
+    assert all(len(names) <= 2 for names in found)

@@ -1,0 +1,143 @@
+"""The PPO of skrl, in PyTorch and in JAX, and of rl_games in the place of rsl_rl's."""
+
+import copy
+import json
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from rsl_rl import algorithms
+
+from mjfleet.rl.learner import Learner
+from mjfleet.rl.libraries.rl_games import RlGamesPPO
+from mjfleet.rl.libraries.skrl import SkrlPPO
+from mjfleet.rl.libraries.skrl_jax import JaxPPO
+
+from ...conftest import Output, Refusal, only_run, rows
+from ..ppo.test_ppo import agent, learn
+from ..test_ranks import weights
+
+jax.config.update("jax_disable_most_optimizations", True)  # What is compiled here runs once.
+
+ALIKE = {"schedule": "fixed", "num_mini_batches": 1, "use_clipped_value_loss": False}
+"""Where all compute the same: skrl clips values in another way, and each has its minibatches."""
+PARTS = "actor", "critic", "optimizer"
+CASES: dict[str, dict[str, Any]] = {
+    "normalised": {"normalised": True},
+    "logarithm of the deviation": {"distribution": {"std_type": "log", "init_std": 0.5}},
+    "constant deviation": {"distribution": {"learn_std": False}},
+    "gradients clipped": {"algorithm": {"max_grad_norm": 0.01}},
+}
+
+
+@pytest.mark.parametrize("kind", [SkrlPPO, RlGamesPPO])
+@pytest.mark.parametrize("case", CASES)
+def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, kind: type[Learner]) -> None:
+    config = agent(**CASES[case] | {"algorithm": ALIKE | CASES[case].get("algorithm", {})})
+    ours, losses = learn(kind, config, updates=1)
+    theirs, their_losses = learn(None, config, updates=1)
+    before = weights(learn(None, config, updates=0)[0])
+    assert not all(torch.equal(before[key], value) for key, value in weights(ours).items())
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=1e-5, atol=1e-5)
+    assert losses == pytest.approx(their_losses, rel=0.02, abs=0.01)
+
+
+def test_rl_games_clips_values_as_rsl_rl_does() -> None:
+    clipped, plain = (
+        agent(algorithm=ALIKE | {"use_clipped_value_loss": is_clipped, "clip_param": 0.02})
+        for is_clipped in (True, False)
+    )
+    ours, theirs, other = (
+        weights(learn(kind, config, updates=2)[0])
+        for kind, config in ((RlGamesPPO, clipped), (None, clipped), (None, plain))
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert max((other[key] - value).abs().max() for key, value in theirs.items()) > 1e-4
+
+
+@pytest.mark.parametrize("kind", [SkrlPPO, JaxPPO, RlGamesPPO])
+def test_each_is_a_learner_that_steps_at_its_optimisers_rate(kind: type[Learner]) -> None:
+    assert not issubclass(kind, algorithms.PPO)
+    assert not hasattr(kind, "step")
+    config = agent(algorithm=ALIKE)
+    alg, _ = learn(kind, config, updates=0)
+    schedule, rate = torch.optim.lr_scheduler.ExponentialLR(alg.optimizer, 0.5), alg.learning_rate
+    learn(None, config, updates=1, alg=alg)
+    schedule.step()
+    learn(None, config, updates=1, alg=alg)
+    assert alg.learning_rate == alg.optimizer.param_groups[0]["lr"] == rate / 2
+
+
+def test_rl_games_adapts_the_learning_rate_and_leaves_a_remainder_out() -> None:
+    config = agent(algorithm={"desired_kl": 0.002, "num_mini_batches": 3})
+    alg, losses = learn(RlGamesPPO, config, updates=1)
+    assert alg.learning_rate != config.ppo.learning_rate
+    assert alg.learning_rate == alg.optimizer.param_groups[0]["lr"]
+    assert losses["value"] > 0
+
+
+def test_each_goes_on_from_what_another_has_saved() -> None:
+    config = agent(
+        normalised=True,
+        algorithm=ALIKE | {"max_grad_norm": 0.1},
+        distribution={"std_type": "log", "init_std": 0.5},
+    )
+    algs = [learn(kind, config, updates=0)[0] for kind in (None, JaxPPO, RlGamesPPO, SkrlPPO)]
+    learn(None, config, updates=2, alg=algs[0])
+    for begun, other in pairwise(algs):
+        before = weights(begun)
+        other.restore(copy.deepcopy(begun.save()), PARTS)
+        for alg in (begun, other):
+            learn(None, config, updates=2, alg=alg)
+        moved = max((value - before[key]).abs().max() for key, value in weights(begun).items())
+        assert moved > 1e-3
+        # JAX divides advantages by another estimate of their deviation.
+        torch.testing.assert_close(weights(other), weights(begun), rtol=1e-3, atol=1e-4)
+    saved, ends = copy.deepcopy(algs[1].save()), []
+    for _ in range(2):
+        np.random.seed(1)
+        algs[1].restore(copy.deepcopy(saved), PARTS)
+        learn(JaxPPO, config, updates=1, alg=algs[1])
+        ends.append(weights(algs[1]))
+    assert all(torch.equal(ends[0][key], value) for key, value in ends[1].items())
+
+
+@pytest.mark.parametrize("library", ["skrl", "rl_games"])
+def test_a_run_with_another_library_is_a_run_like_any(
+    library: str, output: Output, tmp_path: Path
+) -> None:
+    output(
+        "train", "cartpole-balance", "--agent.library", library, "--env.num-envs", "16",
+        "--env.episode-seconds", "1", "--agent.num-steps-per-env", "8", "--eval-interval", "6",
+        "--eval-envs", "2", "--agent.max-iterations", "6", "--agent.logger", "none",
+    )  # fmt: skip
+    run_dir = only_run(tmp_path)
+    assert library in json.loads((run_dir / "run.json").read_text())["versions"]
+    last = rows(run_dir)[-1]
+    assert float(last["eval/length"]) == 20
+    assert float(last["loss/value"]) > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+@pytest.mark.parametrize(
+    ("library", "flags", "message"),
+    [
+        ("skrl-jax", ("--agent.actor.class-name", "RNNModel"), "RNNModel"),
+        ("rl_games", ("--agent.algorithm.backprop", "autograd"), "autograd"),
+        ("rl_games", (), "--extra rl-games"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    library: str, flags: tuple[str, ...], message: str, refusal: Refusal,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if not flags:
+        monkeypatch.setitem(sys.modules, library, None)  # As if it were not installed.
+    shown = refusal("train", "cartpole-balance", "--agent.library", library, *flags)
+    assert f"--agent.library {library}" in shown
+    assert message in shown

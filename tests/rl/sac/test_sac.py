@@ -1,0 +1,139 @@
+"""SAC: its networks, its updates, and that a resumed run goes on as if it had not ended."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mjfleet.config import AgentConfig
+from mjfleet.config.sac_config import SACConfig
+from mjfleet.env.random_numbers import seed_everything
+from mjfleet.rl.checkpoints.contents import Checkpointer
+from mjfleet.rl.runner import Runner
+from mjfleet.rl.sac.networks import Critics, SquashedActor
+
+from ...conftest import Run
+from ...env.test_env import build_task
+from ...helpers.cuda_graph_stub import CudaGraphStub
+from ..checkpoints.test_checkpoints import FOUND, TASK, load, same, train
+
+SMALL = SACConfig(
+    batch_size=16, updates_per_transition=0.25, replay_size=8 * 8 * 3, warm_up=64, n_step=3,
+    actor_hidden_dims=(16,), critic_hidden_dims=(16,), num_atoms=21,
+)  # fmt: skip
+
+
+def agent(iterations: int, **changes: Any) -> AgentConfig:
+    algorithm: Any = replace(SMALL, **changes)
+    return replace(
+        FOUND.task.agent, algorithm=algorithm, num_steps_per_env=8, max_iterations=iterations
+    )
+
+
+def begin(folder: Path, config: AgentConfig, capture: Any = None) -> tuple[Runner, Checkpointer]:
+    seed_everything(1)
+    env = build_task(TASK, "native", "cpu", num_envs=8)
+    env.max_episode_length = 20
+    runner = Runner(env, config, "cpu", 1, FOUND.load, capture=capture)
+    return runner, Checkpointer(runner, TASK, folder, None)
+
+
+def test_projected_probabilities_keep_their_sum_and_their_mean() -> None:
+    critics = Critics(3, 1, (8,), 11, 5.0)
+    probabilities = torch.rand(7, 11).softmax(dim=1)
+    values = 0.5 * critics.get_buffer("values") + torch.linspace(-1, 1, 7).unsqueeze(1)
+    found, beyond = critics.project(probabilities, values)
+    assert torch.allclose(found.sum(dim=1), torch.ones(7))
+    expected = (probabilities * values).sum(dim=1)
+    assert torch.allclose(found @ critics.get_buffer("values"), expected, atol=1e-5)
+    assert beyond == 0
+    _, beyond = critics.project(probabilities, values + 100.0)
+    assert beyond.item() == pytest.approx(1.0)
+
+
+def test_a_frozen_critic_gives_the_same_and_gets_no_gradient() -> None:
+    critics = Critics(3, 1, (8,), 11, 5.0)
+    seen, actions = torch.randn(4, 3), torch.randn(4, 1, requires_grad=True)
+    logits = critics(seen, actions, is_frozen=True)
+    assert torch.equal(logits, critics(seen, actions))
+    logits.square().sum().backward()
+    assert actions.grad is not None
+    assert all(parameter.grad is None for parameter in critics.parameters())
+    alone = Critics(3, 1, (8,), 11, 5.0, count=1)
+    for own, both in zip(alone.parameters(), critics.parameters(), strict=True):
+        own.data.copy_(both.data[1:])
+    assert torch.allclose(alone(seen, actions)[0], critics(seen, actions)[1], atol=1e-6)
+
+
+def test_log_probabilities_are_those_of_the_transformed_distribution() -> None:
+    env = build_task(TASK, "native", "cpu", num_envs=8)
+    groups, limit = {"actor": ["actor"]}, torch.full((env.num_actions,), 2.0)
+    actor = SquashedActor(env.get_observations(), groups, limit, (16,))
+    latent = actor.get_latent(env.get_observations())
+    mean, log_std = actor.moments(latent)
+    torch.manual_seed(3)
+    actions, log_probs = actor.sample(latent)
+    normal = torch.distributions.Normal(mean, log_std.exp())
+    known = torch.distributions.TransformedDistribution(
+        normal, torch.distributions.TanhTransform(cache_size=0)
+    )
+    assert torch.allclose(known.log_prob(actions).sum(dim=1), log_probs, atol=1e-3)
+    assert torch.equal(actor(env.get_observations()), limit * torch.tanh(mean))
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_resumed_run_goes_on_as_if_it_had_not_ended(saves: bool, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole.mkdir()
+    parts.mkdir()
+    train(*begin(whole, agent(8, save_replay=saves)))
+    first, _ = begin(parts, agent(5, save_replay=saves))
+    train(first, Checkpointer(first, TASK, parts, None))
+    assert first.alg.replay.count == first.alg.replay.length, "the ring has wrapped"
+    runner, checkpointer = begin(parts, agent(8, save_replay=saves))
+    seed_everything(99)
+    assert checkpointer.resume(parts / "model_5.pt") == []
+    rows = train(runner, checkpointer)
+    one, other = load(whole, 8), load(parts, 8)
+    if saves:
+        assert same(one, other)
+    else:  # Updates wait until the policy has filled the replay again.
+        assert not same(one["actor_state_dict"], other["actor_state_dict"])
+        assert [row["loss/critic"] > 0 for row in rows] == [False, True, True]
+
+
+def test_critics_learn_to_predict_a_known_return(tmp_path: Path) -> None:
+    config = agent(60, gamma=0.5, learning_rate=3e-3, n_step=1, replay_size=8 * 8 * 16)
+    runner, checkpointer = begin(tmp_path, config)
+    (name,) = runner.env.reward_names
+    runner.env.rewards = lambda: {name: torch.ones(8)}
+    rows = train(runner, checkpointer)
+    predicted = rows[-1]["loss/q"] * rows[-1]["loss/reward_scale"]
+    assert predicted == pytest.approx(2.0, rel=0.1)  # 1 + 0.5 + 0.25 ...
+
+
+def test_updates_by_graphs_give_what_calls_give(tmp_path: Path) -> None:
+    found = []
+    for captures in (True, False):
+        stub = CudaGraphStub()
+        runner, checkpointer = begin(tmp_path, agent(5), capture=stub.capture if captures else None)
+        train(runner, checkpointer)
+        assert len(stub.graphs) == (2 if captures else 0)
+        found.append([p.tolist() for n in runner.alg.networks().values() for p in n.parameters()])
+    assert found[0] == found[1]
+
+
+def test_its_numbers_are_flags_and_those_of_networks_that_it_lacks_are_refused(
+    run: Run, tmp_path: Path
+) -> None:
+    words = ("train", "cartpole-balance", "--agent.algorithm.name", "sac", "--dry-run")
+    done = run(*words, "--agent.algorithm.n-step", "3", "--agent.algorithm.batch-size", "64")
+    assert done.returncode == 0, done.stderr
+    for flag in ("--agent.actor.hidden-dims", "--agent.critic.hidden-dims"):
+        done = run(*words, flag, "8")
+        assert (done.returncode, "has no effect" in done.stderr) == (2, True)
+    done = run(*words, "--agent.algorithm.clip-param", "0.1")
+    assert (done.returncode, "there is no flag" in done.stderr) == (2, True)
+    assert not list(tmp_path.glob("logs/*"))
