@@ -32,6 +32,9 @@ class SACConfig(AlgorithmConfig):
     """Transitions before the first update, in which the untrained policy acts."""
     save_replay: Annotated[bool, Kind.OPERATION] = True
     """Whether checkpoints hold the replay."""
+    noise_memory: Count = 256
+    """Steps in which the noise of exploration changes, at most: pink noise (Eberhard et al. 2023,
+    ICLR); 1: each step's is independent."""
     actor_delay: Count = 2
     """Updates of the critics for one of the actor (Fujimoto et al. 2018, arXiv:1802.09477)."""
     actor_hidden_dims: LayerSizes = (128, 128)

@@ -14,6 +14,9 @@ from torch.nn import functional
 LOG_STD = -5.0, 2.0
 """Bounds of the logarithm of the policy's deviation, before tanh."""
 
+FIRST_STD = 0.1
+"""Deviation of the return that critics predict at first, as a share of the support."""
+
 
 class SquashedActor(MLPModel):
     """A Gaussian whose samples pass through tanh, times the limit of each action."""
@@ -41,13 +44,11 @@ class SquashedActor(MLPModel):
         obs: Any,
         masks: torch.Tensor | None = None,
         hidden_state: Any = None,
-        stochastic_output: bool = False,
+        noise: torch.Tensor | float = 0.0,
     ) -> torch.Tensor:
-        """Return the mean action, or a sample, `(num_envs, num_actions)`."""
+        """Return the action, `(num_envs, num_actions)`; without noise of deviation 1, the mean."""
         mean, log_std = self.moments(self.get_latent(obs))
-        if stochastic_output:
-            mean = mean + log_std.exp() * torch.randn_like(mean)
-        return self.limit * torch.tanh(mean)
+        return self.limit * torch.tanh(mean + log_std.exp() * noise)
 
     def moments(self, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and logarithm of the deviation before tanh, `(samples, num_actions)` each."""
@@ -88,6 +89,9 @@ class Critics(nn.Module):
         self.weights = nn.ParameterList(map(nn.Parameter, made))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(count, 1, n)) for _, n in shapes)
         self.register_buffer("values", torch.linspace(-support, support, atoms))
+        # A wide distribution takes 1 / (tau * (1 - gamma)) updates to become narrow.
+        with torch.no_grad():
+            self.biases[-1] -= 0.5 * (self.values / (FIRST_STD * support)).square()
 
     def forward(
         self, latent: torch.Tensor, actions: torch.Tensor, is_frozen: bool = False

@@ -21,6 +21,7 @@ from mjfleet.rl.device.graph_capture import Captured
 from mjfleet.rl.learner import Learner, Load, Setup, Step
 from mjfleet.rl.normalizers import add_samples
 from mjfleet.rl.sac.networks import Critics, SquashedActor
+from mjfleet.rl.sac.pink_noise import PinkNoise
 from mjfleet.rl.sac.replay import Replay, Samples
 from mjfleet.sim.deferred import Deferred
 from mjfleet.utils.console import print_line
@@ -65,6 +66,10 @@ class SAC(Learner):
         }
         for name in self._adam:
             self.gradient_of(name)
+        self.noise = PinkNoise(env.num_envs, env.num_actions, config.noise_memory, device)
+        self.add_state(
+            "noise", per="env", get=lambda: self.noise.values, set=self.noise.values.copy_
+        )
         self.replay = self._make_replay(obs)
         self.batch_size = max(1, config.batch_size // ranks)
         self.num_updates = max(
@@ -140,7 +145,7 @@ class SAC(Learner):
         return torch.optim.Adam(parameters, lr=self.config.learning_rate, fused=True)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
-        return self.actor(obs, stochastic_output=True)
+        return self.actor(obs, noise=self.noise.draw())
 
     def record(self, before: TensorDict, actions: torch.Tensor, step: Step) -> None:
         self._after, row = step.observations, self.replay.next
