@@ -44,9 +44,13 @@ class SquashedActor(MLPModel):
         obs: Any,
         masks: torch.Tensor | None = None,
         hidden_state: Any = None,
-        noise: torch.Tensor | float = 0.0,
+        stochastic_output: bool = False,
     ) -> torch.Tensor:
-        """Return the action, `(num_envs, num_actions)`; without noise of deviation 1, the mean."""
+        """Return the mean action, `(num_envs, num_actions)`."""
+        return self.explore(obs, 0.0)
+
+    def explore(self, obs: Any, noise: torch.Tensor | float) -> torch.Tensor:
+        """Return the action with noise of deviation 1 before tanh, `(num_envs, num_actions)`."""
         mean, log_std = self.moments(self.get_latent(obs))
         return self.limit * torch.tanh(mean + log_std.exp() * noise)
 

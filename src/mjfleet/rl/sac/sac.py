@@ -145,7 +145,7 @@ class SAC(Learner):
         return torch.optim.Adam(parameters, lr=self.config.learning_rate, fused=True)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
-        return self.actor(obs, noise=self.noise.draw())
+        return self.actor.explore(obs, self.noise.draw())
 
     def record(self, before: TensorDict, actions: torch.Tensor, step: Step) -> None:
         self._after, row = step.observations, self.replay.next
