@@ -3,6 +3,8 @@
 import warnings
 from collections.abc import Mapping
 from copy import copy as copied
+from functools import partial
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -17,6 +19,7 @@ from mjfleet.sim.simulation import (
     Simulation,
     group_flags,
 )
+from mjfleet.sim.view import ImageKind, View
 
 _NONE = mujoco.mjtStage.mjSTAGE_NONE.value
 _ACC = mujoco.mjtStage.mjSTAGE_ACC.value
@@ -49,6 +52,9 @@ class NativeSimulation(Simulation):
         self._mask_array = self._mask.numpy()
         self._ends: dict[int, tuple[torch.Tensor, np.ndarray]] = {}
         """By the number of rays, their starts and directions, and a NumPy view of these."""
+        self._num_threads = num_threads
+        self._twin: Any = None
+        """The WarpTwin that renders, which is imported with the first image."""
         self._stage = _NONE
         self._sets_const = False  # Whether constants follow from fields that differ.
         self._copies: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -67,8 +73,10 @@ class NativeSimulation(Simulation):
         self._batch.step(nstep=n, stage=self._stage)
         for copy, live in self._copies.values():
             copy.copy_(live)
+        self.note_move()
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
+        self.note_move()
         if self._stage == _NONE:
             return
         self._batch.forward(None if mask is None else self._ids(mask), stage=_VEL)
@@ -109,6 +117,7 @@ class NativeSimulation(Simulation):
         self._batch.set_const()
 
     def _expand(self, name: str) -> torch.Tensor:
+        self._twin = None  # Its graphs have the addresses of shared fields.
         return torch.from_numpy(self._batch.expand(name))
 
     def rays(
@@ -123,6 +132,13 @@ class NativeSimulation(Simulation):
         ends[0], ends[1] = starts, directions
         is_hit = group_flags(groups)
         return torch.from_numpy(self._batch.ray(*array, geomgroup=is_hit)[0])
+
+    def _images(self, view: View) -> dict[ImageKind, torch.Tensor]:
+        if self._twin is None:
+            from mjfleet.sim.warp_twin import WarpTwin
+
+            self._twin = WarpTwin(self.model, self.num_envs, self._num_threads)
+        return self._twin.images(view, partial(getattr, self), self.expanded)
 
     def _ids(self, mask: torch.Tensor) -> np.ndarray:
         """Return the numbers of the worlds where `mask` is true."""

@@ -3,6 +3,7 @@
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
 from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +14,7 @@ import torch
 from mjfleet.errors import UserError
 from mjfleet.sim.buffer_use import BufferUse
 from mjfleet.sim.deferred import Deferred, read
+from mjfleet.sim.view import ImageKind, View, make_view
 
 STATE_FIELDS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos",
@@ -22,9 +24,9 @@ STATE_FIELDS = (
 
 DERIVED_FIELDS = (
     "xpos", "xquat", "xmat", "xipos", "ximat", "xanchor", "xaxis", "geom_xpos", "geom_xmat",
-    "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "subtree_com", "cinert", "cvel",
-    "actuator_length", "actuator_velocity", "ten_length", "ten_velocity", "qfrc_bias",
-    "qfrc_passive", "sensordata",
+    "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir", "flexvert_xpos",
+    "subtree_com", "cinert", "cvel", "actuator_length", "actuator_velocity", "ten_length",
+    "ten_velocity", "qfrc_bias", "qfrc_passive", "sensordata",
 )  # fmt: skip
 """Functions of positions and velocities. After a step they are those of the new state."""
 
@@ -86,6 +88,10 @@ class Simulation(ABC):
         self.device = torch.device(device)
         self.expanded: dict[str, torch.Tensor] = {}
         """What `expand` has returned, by the name of the field."""
+        self._move, self._moves = 0, count(1)
+        """The number of the newest change of the worlds' poses."""
+        self._newest: dict[View, tuple[int, dict[ImageKind, torch.Tensor]]] = {}
+        """Images by what they show, with the number of the change after which they were made."""
 
     @abstractmethod
     def step(self, n: int = 1) -> None:
@@ -139,7 +145,17 @@ class Simulation(ABC):
     def keep(self) -> Callable[[], None]:
         """Return a function that restores all worlds as they are now."""
         before = {name: field.clone() for name, field in self.state().items()}
-        return lambda: self.restore(before)
+        move = self._move
+
+        def restore() -> None:
+            self.restore(before)
+            self._move = move  # Images that were rendered then are those of this state.
+
+        return restore
+
+    def note_move(self) -> None:
+        """Note that images have to be rendered anew, as after each step."""
+        self._move = next(self._moves)
 
     @abstractmethod
     def set_const(self) -> None:
@@ -202,6 +218,48 @@ class Simulation(ABC):
         Raises:
             UserError: `groups` are not numbers of geom groups.
         """
+
+    def images(
+        self,
+        camera: str,
+        width: int,
+        height: int,
+        kinds: Sequence[ImageKind] = ("depth",),
+        groups: Sequence[int] = (0, 1, 2),
+    ) -> dict[ImageKind, torch.Tensor]:
+        """Return what a camera of the model sees in each world, by MuJoCo-Warp's renderer.
+
+        Geoms, cameras and lights are where derived fields say; fields of `expand` count too. All
+        worlds are rendered in the first call after a step, `forward` or `restore`; later calls with
+        the same arguments return the same tensors.
+
+        Args:
+            camera: its name.
+            width: of an image, pixels.
+            height: likewise.
+            kinds: of images, see below.
+            groups: the geom groups, of 0 to 5, that are seen.
+
+        Returns:
+            By kind, on the device of the worlds: "depth" `(num_envs, height, width)`, float32, the
+            distance from the camera's plane, m, inf where nothing is seen; "rgb" `(num_envs,
+            height, width, 3)`, uint8; "segmentation" `(num_envs, height, width, 2)`, int32, number
+            and `mujoco.mjtObj` of what is seen, -1 for nothing.
+
+        Raises:
+            UserError: there is no such camera, an argument is not as above, or the model has
+                something that MuJoCo-Warp lacks.
+        """
+        view = make_view(self.model, camera, width, height, kinds, group_flags(groups))
+        move, images = self._newest.get(view, (None, {}))
+        if move != self._move:
+            images = self._images(view)
+            self._newest[view] = self._move, images
+        return images
+
+    @abstractmethod
+    def _images(self, view: View) -> dict[ImageKind, torch.Tensor]:
+        """Render a view now."""
 
     @abstractmethod
     def _bind(self, name: str) -> torch.Tensor:

@@ -1,10 +1,8 @@
 """MuJoCo-Warp: all worlds in one set of arrays, on a GPU or the CPU. Runs in a worker."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
-from operator import attrgetter
 from typing import Any
 
 import mujoco
@@ -16,6 +14,7 @@ import warp as wp
 from mjfleet.errors import UserError
 from mjfleet.sim.buffer_use import BufferUse, overflowed_sizes
 from mjfleet.sim.deferred import Deferred
+from mjfleet.sim.renderer import Renderer
 from mjfleet.sim.simulation import (
     ACCELERATION_FIELDS,
     BOUNDS,
@@ -25,16 +24,15 @@ from mjfleet.sim.simulation import (
     Simulation,
     group_flags,
 )
+from mjfleet.sim.view import ImageKind, View
 from mjfleet.sim.warp_derived_fields import DerivedFields, Level
 from mjfleet.sim.warp_kernels import note_use
+from mjfleet.sim.warp_model import expand_field, put_model, without_lacking
 from mjfleet.sim.warp_start import start_warp
-from mjfleet.utils.console import in_a_line
 from mjfleet.utils.garbage_collection import no_garbage_collection
 
 # Not warnings: a solver that stops at its limit of iterations works as intended.
 _LIMITS = mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS
-
-LACKING = int(mujoco.mjtDisableBit.mjDSBL_MIDPHASE | mujoco.mjtDisableBit.mjDSBL_AUTORESET)
 
 FIXED_AND_INERTIAL = mjw.SetConstGroup.FIXED | mjw.SetConstGroup.INERT0
 
@@ -63,17 +61,15 @@ class WarpSimulation(Simulation):
         self._graphs: dict[tuple[object, ...], wp.Graph] = {}
         self._ray_arrays: dict[int, RayArrays] = {}
         """By the number of rays."""
+        self._renderers: dict[View, Renderer] = {}
         self._is_full = False  # Whether the device had no memory for larger buffers.
         is_late = model.sensor_needstage == mujoco.mjtStage.mjSTAGE_ACC
         self._has_late_sensors = bool(is_late.any())
         self._has_sensor_history = bool((model.sensor_history[:, 0] > 0).any())
-        model = self.model = copy.copy(model)
-        # MuJoCo-Warp has neither these parts nor the flags that turn them off.
-        model.opt.disableflags &= ~LACKING
-        if model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:  # Which it lacks.
-            model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON
+        model = self.model = without_lacking(model)
+        flags = "--engine native" if device == "cpu" else "--gpu-ids None --engine native"
         with wp.ScopedDevice(device):
-            self._model = put_model(model, device)
+            self._model = put_model(model, "simulate", f"MuJoCo's own engine can: {flags}")
             self._model.opt.deterministic = deterministic
             self._model.opt.warn_overflow = 0  # Kernels would print; `warnings` reports instead.
             start = mujoco.MjData(model)
@@ -93,8 +89,10 @@ class WarpSimulation(Simulation):
 
     def step(self, n: int = 1) -> None:
         self.launch(self._step, n, self._derived.level)
+        self.note_move()
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
+        self.note_move()
         if self._derived.level != "nothing":
             self.launch(self._derived.compute, self._derived.level)
 
@@ -177,6 +175,18 @@ class WarpSimulation(Simulation):
         to_directions.copy_(directions)
         self.launch(self._cast, count, is_hit)
         return distances.clone()
+
+    def _images(self, view: View) -> dict[ImageKind, torch.Tensor]:
+        self._read("geom_xpos")
+        if view not in self._renderers:
+            with torch.inference_mode(False), wp.ScopedDevice(str(self.device)):
+                worlds = self._model, self._data
+                self._renderers[view] = Renderer(self.model, *worlds, view, self.expanded)
+        self.launch(self._render, view)
+        return self._renderers[view].read()
+
+    def _render(self, view: View) -> None:
+        self._renderers[view].render()
 
     def launch(self, function: Callable[..., None], *args: Any) -> None:
         """Launch the graph of a call, which is captured when it is made first."""
@@ -261,16 +271,10 @@ class WarpSimulation(Simulation):
         mjw.reset_data(self._model, self._data, reset=self._mask_array)
 
     def _expand(self, name: str) -> torch.Tensor:
-        *options, field = name.split(".")
-        owner = attrgetter(*options)(self._model) if options else self._model
-        shared = getattr(owner, field, None)
-        # Arrays of the model have a dimension for the worlds if they have one for their objects.
-        dims = 1 if options else 2
-        if not isinstance(shared, wp.array) or shared.shape[0] != 1 or shared.ndim < dims:
-            raise ValueError(f"MuJoCo-Warp keeps {name!r} for all worlds together")
-        own = wp.to_torch(shared).repeat_interleave(self.num_envs, dim=0)
-        setattr(owner, field, wp.from_torch(own, dtype=shared.dtype))
-        self._graphs.clear()  # They hold the address of the shared array.
+        own = expand_field(self._model, name, self.num_envs)
+        # They hold the address of the shared array.
+        self._graphs.clear()
+        self._renderers.clear()
         return own.view(self.num_envs, *self.of_model(name).shape)
 
     def _bind(self, name: str) -> torch.Tensor:
@@ -303,19 +307,3 @@ def no_sensors(model: mjw.Model) -> Iterator[None]:
         yield
     finally:
         model.opt.disableflags = flags
-
-
-def put_model(model: mujoco.MjModel, device: str) -> mjw.Model:
-    """Return the model on warp's current device, which is `device`.
-
-    Raises:
-        UserError: the model uses something that MuJoCo-Warp lacks.
-    """
-    try:
-        return mjw.put_model(model)
-    except (NotImplementedError, ValueError) as error:
-        lacks = in_a_line(error).rstrip(".")
-        flags = "--engine native" if device == "cpu" else "--gpu-ids None --engine native"
-        raise UserError(
-            f"MuJoCo-Warp cannot simulate this model: {lacks}. MuJoCo's own engine can: {flags}"
-        ) from None

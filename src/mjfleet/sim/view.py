@@ -1,0 +1,55 @@
+"""What is rendered of each world: a camera, a size, kinds of images. Imports no engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import mujoco
+import numpy as np
+
+from mjfleet.errors import UserError
+
+ImageKind = Literal["depth", "rgb", "segmentation"]
+
+
+@dataclass(frozen=True)
+class View:
+    """Images of one camera, as `Simulation.images` takes them."""
+
+    camera: int
+    width: int
+    height: int
+    kinds: tuple[ImageKind, ...]
+    groups: tuple[bool, ...]
+    """For each of MuJoCo's geom groups whether its geoms are seen."""
+
+
+def make_view(
+    model: mujoco.MjModel,
+    camera: str,
+    width: int,
+    height: int,
+    kinds: Sequence[ImageKind],
+    groups: tuple[bool, ...],
+) -> View:
+    """Return a view of a model.
+
+    Raises:
+        UserError: the model has no such camera, a size is no whole number above 0, `kinds` are none
+            or unknown, or there is no geom in `groups`.
+    """
+    index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
+    if index < 0:
+        names = ", ".join(filter(None, (model.camera(i).name for i in range(model.ncam))))
+        raise UserError(f"no camera {camera!r}; the model has: {names or 'none, see add_camera'}.")
+    for what, size in (("width", width), ("height", height)):
+        if not isinstance(size, int) or size < 1:
+            raise UserError(f"{what} is {size!r}; it must be a whole number of pixels above 0.")
+    known = get_args(ImageKind)
+    if isinstance(kinds, str) or not kinds or not {*kinds} <= {*known}:
+        raise UserError(f"kinds is {kinds!r}; it must be some of {known}, such as ('depth',).")
+    seen = np.array(groups)[model.geom_group.clip(0, len(groups) - 1)]
+    if not seen.any():
+        used = ", ".join(map(str, np.unique(model.geom_group))) or "none"
+        raise UserError(f"no geom to see is in the groups {groups}; there are some in: {used}.")
+    return View(index, width, height, tuple(dict.fromkeys(kinds)), groups)
