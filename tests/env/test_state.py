@@ -13,6 +13,7 @@ import torch
 from mjfleet.env import Delay, Timer
 from mjfleet.env.undeclared_changes import changes, look
 from mjfleet.errors import UserError
+from mjfleet.sim.deferred import read
 from mjfleet.tools.check_task.state_checks import WRITERS
 
 from .test_env import BUNDLED, KINDS, CartpoleEnv, build_cartpole, build_task
@@ -71,6 +72,29 @@ def test_python_types_and_the_sizes_of_a_model_declare_state() -> None:
     env.load_state_dict(env.state_dict())
 
 
+def test_summed_state_becomes_the_value_before_and_what_all_workers_have_added() -> None:
+    followed: list[Any] = []
+
+    def setup(env: Any) -> None:
+        env.add_state("falls", 2, shared=True, reduce="sum", start=1.0)
+        env.add_state("seen", dtype=torch.long, shared=True, reduce="sum")
+        env.each_iteration(lambda: followed.append(env.falls.tolist()))
+
+    env = build(setup, lambda env: (env.falls[0].add_(0.5), env.seen.add_(3)))
+    step(env)
+    step(env)
+    (added,) = read(env.deferred_additions())
+    assert added == [1.0, 0.0, 6.0]
+    env.end_iteration([one + other for one, other in zip(added, (2.0, 4.0, 5.0), strict=True)])
+    assert followed == [[4.0, 5.0]]
+    assert (env.falls.tolist(), env.seen.item()) == ([4.0, 5.0], 11)
+    saved = env.state_dict()
+    step(env)
+    env.load_state_dict(saved)  # Nothing has been added since.
+    assert read(env.deferred_additions()) == [[0.0] * 3]
+    assert (env.falls.tolist(), env.seen.item()) == ([4.0, 5.0], 11)
+
+
 def test_an_episode_ends_before_its_state_is_reset() -> None:
     seen: list[Any] = []
 
@@ -114,6 +138,7 @@ def test_state_is_written_in_place_alone() -> None:
         (lambda env: env.add_state("a", reset="kept"), "`reset` a number"),
         (lambda env: env.add_state("a", dtype=np.float32), "`dtype` must be torch's"),
         (lambda env: env.add_state("a", shared=True, reset=lambda mask: mask), "no reset draws"),
+        (lambda env: env.add_state("a", reduce="sum"), '`reduce` must be "sum" with `shared=True`'),
         (lambda env: env.add_state("a", reset=math.nan), "self.a is not finite where episodes"),
         (lambda env: [Delay(env, 2, 0, 3)(env.sim.qpos[:, :1])], r"values \(4, 2\), and is given"),
     ],

@@ -31,7 +31,7 @@ from mjfleet.rl.runner import Runner
 from mjfleet.sim.deferred import read
 
 from ..conftest import PATIENCE, REPOSITORY
-from ..env.test_env import BUNDLED, build_env, build_task
+from ..env.test_env import BUNDLED, CartpoleEnv, build_cartpole, build_env, build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub, refuse
 
 WORLD_SIZE = 2
@@ -595,9 +595,40 @@ def test_ranks_know_stop_and_fail_together(found: list[dict[str, Any]]) -> None:
         assert rank["finite"]
 
 
+class FallsEnv(CartpoleEnv):
+    """Counts what happens, and forgets half of it in each iteration."""
+
+    def setup(self) -> None:
+        super().setup()
+        self.count = self.add_state("count", 2, shared=True, reduce="sum")
+        self.each_iteration(lambda: self.count.mul_(0.5))
+
+    def after_physics(self) -> None:
+        self.count[0] += (1 + self.env_ids % 2).sum()
+        self.count[1] += 1
+
+
+def count_falls(ranks: Ranks, folder: str) -> dict[str, Any]:
+    env = build_cartpole(FallsEnv, 8)
+    runner = Runner(env, agent(), "cpu", 1, FOUND.load, ranks.collectives)
+    runner.train(lambda _: None, lambda: None)
+    return {"count": env.count.tolist()}
+
+
+def test_summed_state_is_equal_on_all_ranks_and_that_of_one_with_all_environments(
+    found: list[dict[str, Any]],
+) -> None:
+    env = build_cartpole(FallsEnv, 16)
+    Runner(env, agent(), "cpu", 1, FOUND.load).train(lambda _: None, lambda: None)
+    both, steps = 8 * 24, 8  # Counted in an iteration: by 16 environments, and on each rank.
+    first, second = (rank["count_falls"]["count"] for rank in found)
+    assert first == second == [both * 0.875, 2 * steps * 0.875]
+    assert env.count.tolist() == [both * 0.875, steps * 0.875]
+
+
 PARTS = (
     exchange, learn_fast, learn_both_ways, follow_gradients, count_reductions, learn_by_graphs,
-    learn_in_groups, normalise, train,
+    learn_in_groups, normalise, train, count_falls,
 )  # fmt: skip
 OF_LIBRARIES = learn_with_libraries, count_of_libraries
 

@@ -1,6 +1,6 @@
 """State that an environment's `setup` declares: what resets fill, and checkpoints hold."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from numbers import Integral, Real
@@ -47,6 +47,8 @@ class States:
         self._drawn: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
         self._saved: set[str] = set()  # Names of what checkpoints hold.
         self.shared: dict[str, torch.Tensor] = {}
+        self._begun: dict[str, torch.Tensor] = {}
+        """What of `shared` is summed over all ranks, as it was when it was summed last."""
         self.of_envs: dict[str, torch.Tensor] = {}
         """State of the environments by name, each `(num_envs, *size)`."""
 
@@ -59,6 +61,7 @@ class States:
         start: torch.Tensor | float | None = None,
         is_shared: bool = False,
         is_saved: bool = True,
+        reduce: Literal["sum"] | None = None,
     ) -> torch.Tensor:
         """Declare a state, and return its tensor.
 
@@ -75,6 +78,8 @@ class States:
         if is_shared and callable(reset):
             text = "no reset draws what belongs to no single environment"
             raise UserError(f"{what}: `shared=True` with a function as `reset`: {text}.")
+        if reduce not in (None, "sum") or (reduce and not is_shared):
+            raise UserError(f'{what}: `reduce` must be "sum" with `shared=True`, or None.')
         is_filled = not (callable(reset) or reset == "keep")
         try:
             value = float(reset) if is_filled else 0.0  # pyright: ignore[reportArgumentType]
@@ -93,6 +98,8 @@ class States:
         with torch.inference_mode(False):
             if is_shared:
                 self.shared[name] = first.clone()
+                if reduce:
+                    self._begun[name] = first.clone()
                 return self.shared[name]
             tensor = self.of_envs[name] = self._append(size, dtype, value, is_filled, is_saved)
             return tensor.copy_(first)
@@ -153,6 +160,24 @@ class States:
             found = saved.get("shared", {}).get(name)
             if found is not None and found.shape == tensor.shape:
                 tensor.copy_(found)
+        self.begin_sums()
+
+    def added(self) -> torch.Tensor:
+        """Return what this rank has added to summed state since `begin_sums`, flat, float64."""
+        parts = [self.shared[n].double() - begun.double() for n, begun in self._begun.items()]
+        return torch.cat([torch.empty(0, device=self._device).double(), *map(torch.ravel, parts)])
+
+    def add_up(self, totals: Sequence[float]) -> None:
+        """Add what all ranks have added, the sums of `added`, in place of what this one has."""
+        numbers = torch.tensor(totals, dtype=torch.float64, device=self._device)
+        sizes = [begun.numel() for begun in self._begun.values()]
+        for (name, begun), part in zip(self._begun.items(), numbers.split(sizes), strict=True):
+            self.shared[name].copy_(begun.double() + part.view_as(begun))
+
+    def begin_sums(self) -> None:
+        """Take summed state as it is for that to which all ranks add."""
+        for name, begun in self._begun.items():
+            begun.copy_(self.shared[name])
 
     def _append(
         self, size: tuple[int, ...], dtype: torch.dtype, value: float, *flags: bool

@@ -1,7 +1,7 @@
 """What an environment remembers and draws: the part of Env that the methods of a task use."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tensordict import TensorDict
@@ -11,6 +11,7 @@ from mjfleet.env.env_shard import EnvShard
 from mjfleet.env.state import Reset, States, write_where
 from mjfleet.env.undeclared_changes import address, changes, look
 from mjfleet.errors import UserError
+from mjfleet.sim.deferred import Deferred
 
 CHECKED = ("qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat")
 """Fields of the simulation that must be finite where an episode begins."""
@@ -33,6 +34,7 @@ class StatefulEnv(EnvContract[C]):
         start: torch.Tensor | float | None = None,
         shared: bool = False,
         persistent: bool = True,
+        reduce: Literal["sum"] | None = None,
     ) -> torch.Tensor:
         """Declare what the environment changes and must remember; call it in `setup`.
 
@@ -50,6 +52,8 @@ class StatefulEnv(EnvContract[C]):
             shared: whether it belongs to no single environment. Its size is then `size` alone, and
                 no reset writes it.
             persistent: whether checkpoints hold it; not what each step computes anew.
+            reduce: with `shared`, "sum": after each iteration, every worker has the value before
+                it plus the sum of what each worker has added.
 
         Returns:
             The tensor, `(num_envs, *size)`.
@@ -67,9 +71,10 @@ class StatefulEnv(EnvContract[C]):
             text = "the environment has something of this name; choose another"
             raise UserError(f"{type(self).__name__}: add_state({name!r}): {text}.")
         if "." in name:
-            same = [k for k in self._states.of_envs if k == name or k.startswith(f"{name}_")]
+            known = self._states.of_envs | self._states.shared
+            same = [k for k in known if k == name or k.startswith(f"{name}_")]
             name = f"{name}_{len(same) + 1}" if same else name
-        tensor = self._states.add(name, size, dtype, reset, start, shared, persistent)
+        tensor = self._states.add(name, size, dtype, reset, start, shared, persistent, reduce)
         if "." not in name:
             object.__setattr__(self, name, tensor)
         return tensor
@@ -82,6 +87,11 @@ class StatefulEnv(EnvContract[C]):
     def each_reset(self, begin: Callable[[torch.Tensor], object]) -> None:
         """Have a helper's function of the mask called at each reset, before `reset_worlds`."""
         self._resets.append(begin)
+
+    def each_iteration(self, follow: Callable[[], object]) -> None:
+        """Have a helper's function called after each iteration, once state with `reduce` has been
+        summed over all workers. Only training has iterations."""
+        self._iterations.append(follow)
 
     def cache(self, *names: str) -> None:
         """Say of attributes that they may change and are no state: they follow from what is."""
@@ -150,6 +160,17 @@ class StatefulEnv(EnvContract[C]):
             "generator": self.generator.get_state(),
             "undeclared": [*self.undeclared()],
         }
+
+    def deferred_additions(self) -> Deferred[list[float]]:
+        """Return what this worker has added to state with `reduce` since `end_iteration`."""
+        return Deferred(self._states.added(), list)
+
+    def end_iteration(self, added: Sequence[float]) -> None:
+        """Take over the sums over all workers of what `deferred_additions` has returned."""
+        self._states.add_up(added)
+        for follow in self._iterations:
+            follow()
+        self._states.begin_sums()
 
     def declares(self, saved: dict[str, Any]) -> bool:
         """Return whether the state that `state_dict` returned is that which is declared here."""
@@ -223,6 +244,7 @@ class StatefulEnv(EnvContract[C]):
         self._states, self._is_set_up = States(self.num_envs, self.sim.device), False
         self._timers: list[Callable[[], object]] = []
         self._readers: list[Callable[[], object]] = []
+        self._iterations: list[Callable[[], object]] = []
         self._resets: list[Callable[[torch.Tensor], object]] = []
         self._cached: set[str] = set()
         self._look: dict[str, Any] = {}

@@ -187,8 +187,9 @@ class Runner:
         self._clock.mark()
         sim = self.env.sim
         # What this rank reads from the device, all at once.
-        statistics, warnings, losses, policy, is_finite, own_checksum = read(
+        statistics, added, warnings, losses, policy, is_finite, own_checksum = read(
             self.env.deferred_statistics(),
+            self.env.deferred_additions(),
             sim.deferred_warnings(),
             unread_losses,
             about_policy,
@@ -206,12 +207,14 @@ class Runner:
             "collect_seconds": (collect, 1.0),
             "learn_seconds": (learn, 1.0),
         }
+        additions = {f"added/{i}": number for i, number in enumerate(added)}
         values = {
             # Including the wait for other ranks. A part of the seconds above.
             "collective_seconds": self.collectives.take_seconds(),
             "stop": stop_signal() or 0,
             "diverged": not (is_finite and all(map(math.isfinite, losses.values()))),
             "checksum": own_checksum,
+            **additions,
             **warning_values(sim.warning_kinds, warnings, sim.buffer_use),
             **(self.evaluator.take_warnings() if self.evaluator else {}),
             **read_usage(self.device),
@@ -221,6 +224,7 @@ class Runner:
             found = find_trouble(self._guard, self.alg, iteration, losses)
             self._raise_diverged(iteration, *found)
         check_replicas(iteration, [int(rank["checksum"]) for rank in ranks])
+        self.env.end_iteration([sum(rank.pop(name) for rank in ranks) for name in additions])
         self.current_learning_iteration = iteration
         return whole, ranks
 
