@@ -10,8 +10,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from mjfleet.errors import UserError
-from mjfleet.rl.learner import Learner, Setup
-from mjfleet.rl.networks import build_networks, make_storage
+from mjfleet.rl.learner import Setup
 from mjfleet.rl.rollout_learner import RolloutLearner
 
 TAKEN = "actor", "critic", "rnd", "extra"
@@ -33,11 +32,10 @@ class Algorithm(RolloutLearner, algorithms.PPO):
 
     def __init__(self, setup: Setup, **settings: Any) -> None:
         """Build networks, storage and rsl_rl's PPO, which also gets the `settings`."""
-        Learner.__init__(self, setup)
+        RolloutLearner.__init__(self, setup)
         agent, before = setup.agent, {*vars(self)}
-        networks, found = build_networks(setup.env, agent, setup.device, setup.load)
-        parts: Any = *networks.values(), make_storage(setup.env, agent, setup.device)
-        algorithms.PPO.__init__(self, *parts, device=setup.device, **found | settings)
+        parts: Any = self.actor, self.critic, self.storage
+        algorithms.PPO.__init__(self, *parts, device=setup.device, **self.settings | settings)
         if not self.config.learns_values:
             self.critic.requires_grad_(False)
         # rsl_rl's update then calls `reduce_parameters`.
@@ -45,7 +43,7 @@ class Algorithm(RolloutLearner, algorithms.PPO):
         self.gpu_global_rank = self.collectives.rank
         self.gpu_world_size = self.collectives.world_size
         self.is_adaptive = self.schedule == "adaptive"
-        self.hold(networks)
+        self.declare_novelty()
         self.extra = nn.ModuleDict(self._own_modules()).to(self.device)
         """The networks of `modules`, which are learned, saved and compared like the others."""
         if self.extra:

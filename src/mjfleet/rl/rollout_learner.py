@@ -2,14 +2,15 @@
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
-from mjfleet.rl.learner import Learner, Step
+from mjfleet.rl.learner import Learner, Setup, Step
+from mjfleet.rl.networks import build_networks, make_storage
 from mjfleet.sim.deferred import Deferred
 
 USUAL_RATE = 1e-3
@@ -19,9 +20,6 @@ USUAL_RATE = 1e-3
 class RolloutLearner(Learner):
     """Learns from a rollout in `storage`, which one optimiser does, besides that of `rnd`."""
 
-    actor: Any
-    critic: Any
-    storage: RolloutStorage
     optimizer: Any
     rnd: Any = None
     """rsl_rl's random network distillation, or None."""
@@ -31,13 +29,24 @@ class RolloutLearner(Learner):
     """rsl_rl's algorithm, which stores the steps, computes returns, and updates."""
     _after: Any = None
 
-    def hold(self, networks: Mapping[str, nn.Module]) -> None:
-        """Take `actor` and `critic`, and declare what else of them is remembered."""
-        self._networks = dict(networks)
-        for name, network in dict[str, Any](networks).items():
+    def __init__(self, setup: Setup, kind: Literal["rl", "distillation"] = "rl") -> None:
+        """Build `actor` and `critic`, and room for a rollout, in which rsl_rl stores by `kind`."""
+        super().__init__(setup)
+        built = build_networks(setup.env, setup.agent, setup.device, setup.load)
+        self._networks, self.settings = built
+        """The settings are those of rsl_rl's PPO."""
+        self.actor: Any = self._networks["actor"]
+        self.critic: Any = self._networks["critic"]
+        self.storage: RolloutStorage = make_storage(setup.env, setup.agent, setup.device, kind)
+        self.schedule, self.learning_rate = self.config.schedule, self.config.learning_rate
+        for name, network in self._networks.items():
             if network.is_recurrent:
                 put = partial(_remember, network)
                 self.add_state(f"{name}_memory", per="env", get=network.get_hidden_state, set=put)
+        self.scratch("storage")
+
+    def declare_novelty(self) -> None:
+        """Declare what `rnd` remembers of the environments."""
         average: Any = getattr(self.rnd and self.rnd.reward_normalizer, "disc_avg", None)
         if average:  # rsl_rl's running average of novelty rewards, which its own checkpoints lack.
             put = partial(_put_average, average, self.storage)
@@ -59,11 +68,14 @@ class RolloutLearner(Learner):
         self.inner.process_env_step(step.observations, step.rewards, step.dones, extras)
 
     def learn(self) -> Deferred[dict[str, float]]:
-        with torch.inference_mode():
-            self.compute_returns(self._after)
-        losses = self.inner.update()
+        losses = self._learn()
         self.learning_rate = float(self.optimizer.param_groups[0]["lr"])  # That of the steps.
         return Deferred(torch.zeros(0, device=self.device), lambda numbers: losses)
+
+    def _learn(self) -> dict[str, float]:
+        with torch.inference_mode():
+            self.compute_returns(self._after)
+        return self.inner.update()
 
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute returns and advantages; `obs` are the observations after the rollout."""

@@ -14,7 +14,6 @@ from tensordict import TensorDict
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoints.files import misfit_of, read_checkpoint
 from mjfleet.rl.learner import Setup
-from mjfleet.rl.networks import build_networks, make_storage
 from mjfleet.rl.rollout_learner import RolloutLearner
 
 KEPT = "learning_rate", "is_multi_gpu", "gpu_global_rank", "gpu_world_size"
@@ -24,12 +23,10 @@ KEPT = "learning_rate", "is_multi_gpu", "gpu_global_rank", "gpu_world_size"
 class _Holder(RolloutLearner):
     """Learns by `inner`."""
 
-    def take(self, inner: Any, networks: Mapping[str, Any], setup: Setup) -> None:
-        """Learn by `inner`, whose networks are these."""
+    def take(self, inner: Any, setup: Setup) -> None:
+        """Learn by `inner`, which has our networks."""
         self.inner, self.storage, self.optimizer = inner, inner.storage, inner.optimizer
-        self.actor, self.critic = networks["actor"], networks["critic"]
-        self.learning_rate, self.schedule = inner.learning_rate, self.config.schedule
-        self.hold(networks)
+        self.learning_rate = inner.learning_rate
         inner.is_multi_gpu, inner.reduce_parameters = self.is_distributed, self.reduce_parameters
         inner.gpu_global_rank = self.collectives.rank
         inner.gpu_world_size = self.collectives.world_size
@@ -58,16 +55,13 @@ class OwnPPO(_Holder):
     def __init__(self, kind: type[algorithms.PPO], setup: Setup, **settings: Any) -> None:
         """Take the class; `settings` are what it takes besides rsl_rl's."""
         super().__init__(setup)
-        agent, device = setup.agent, setup.device
-        networks, found = build_networks(setup.env, agent, device, setup.load)
-        storage = make_storage(setup.env, agent, device)
-        parts: Any = *networks.values(), storage
-        inner = kind(*parts, device=device, **found | settings)
+        parts: Any = self.actor, self.critic, self.storage
+        inner = kind(*parts, device=setup.device, **self.settings | settings)
         if not self.config.learns_values:
             inner.critic.requires_grad_(False)
-        self.rnd = inner.rnd
-        self.take(inner, networks, setup)
-        self.owner = inner
+        self.owner, self.rnd = inner, inner.rnd
+        self.declare_novelty()
+        self.take(inner, setup)
         for name, value in vars(inner).items():
             if name not in KEPT and isinstance(value, bool | int | float | torch.Tensor):
                 get, put = partial(getattr, inner, name), partial(self.put, inner, name)
@@ -99,14 +93,11 @@ class Distillation(_Holder):
     """
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        env, agent, device = setup.env, setup.agent, setup.device
-        networks, _ = build_networks(env, agent, device, setup.load)
-        networks["critic"].requires_grad_(False)
-        config = agent.ppo
-        rollout = make_storage(env, agent, device, "distillation")
+        super().__init__(setup, "distillation")
+        self.critic.requires_grad_(False)
+        config, rollout = self.config, self.storage
         rollout.distribution_params = tuple(torch.zeros_like(rollout.actions) for _ in range(2))
-        parts: Any = *networks.values(), rollout
+        parts: Any = self.actor, self.critic, rollout
         inner = algorithms.Distillation(
             *parts,
             num_learning_epochs=config.num_learning_epochs,
@@ -115,14 +106,14 @@ class Distillation(_Holder):
             max_grad_norm=config.max_grad_norm,
             loss_type=config.loss_type,
             use_mixed_precision=config.use_mixed_precision,
-            device=device,
+            device=self.device,
         )
         # As in the checkpoints of PPO, the optimiser has the parameters of both.
-        both = chain(*(network.parameters() for network in networks.values()))
+        both = chain(self.actor.parameters(), self.critic.parameters())
         make: Any = resolve_optimizer(config.optimizer)
         inner.optimizer = make(both, lr=config.learning_rate)
-        self._teacher, self._is_taught = agent.teacher, False
-        self.take(inner, networks, setup)
+        self._teacher, self._is_taught = setup.agent.teacher, False
+        self.take(inner, setup)
 
     def begin(self) -> None:
         """Load the teacher on rank 0, unless a checkpoint of this run had it.
