@@ -23,7 +23,7 @@ from mjfleet.config import (
     from_dict,
     to_dict,
 )
-from mjfleet.config.dict_conversion import value_at
+from mjfleet.config.dict_conversion import nested, value_at
 from mjfleet.config.train_config import ALGORITHM
 from mjfleet.config.validation import FOLDER_NAME, is_class_path
 from mjfleet.errors import UserError
@@ -91,12 +91,19 @@ class FoundTask:
                 values = {field.name: getattr(usual, field.name) for field in fields(usual)}
                 changed = {n: value for n, value in values.items() if value != getattr(first, n)}
             chosen = kind(**changed | {"name": name})
-        agent, env = replace(config.agent, algorithm=chosen), config.env
-        if kind.usual_steps:
-            agent = replace(agent, num_steps_per_env=kind.usual_steps)
-        if kind.usual_envs:
-            env = replace(env, num_envs=kind.usual_envs)
-        return replace(config, agent=agent, env=env)
+        config = replace(config, agent=replace(config.agent, algorithm=chosen))
+        return from_dict(config, nested(kind.usual))
+
+    def with_usual_on_gpu(self, config: TrainConfig, given: Collection[str]) -> TrainConfig:
+        """Return the configuration of a run that begins on GPUs.
+
+        An algorithm that is not the task's own brings its numbers for GPUs, of all but the fields
+        that are `given`, by their dotted names.
+        """
+        algorithm = config.agent.algorithm
+        is_own = algorithm.name == self.task.agent.algorithm.name
+        usual = {} if is_own else algorithm.usual_on_gpu
+        return from_dict(config, nested({n: usual[n] for n in usual if n not in given}))
 
     def check_packages(self) -> None:
         """Raise UserError, which says how to install them, if packages are missing."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from mjfleet.cli.help import print_help
 from mjfleet.cli.run_command import run_and_exit
-from mjfleet.config import LaunchConfig, TrainConfig, from_dict, to_dict
+from mjfleet.config import LaunchConfig, TrainConfig, by_dotted_name, from_dict, to_dict
 from mjfleet.config.flags import (
     HELP,
     LIST_FLAGS,
@@ -26,6 +26,7 @@ from mjfleet.config.train_config import ALGORITHM
 from mjfleet.config.unused_fields import refuse_unused
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError
+from mjfleet.launch.devices import uses_gpus
 from mjfleet.launch.hosts.host_environment import without_values
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
 from mjfleet.runs.attempts import config_of
@@ -137,6 +138,8 @@ def configure(arguments: Sequence[str], locks: list[RunLock] | None = None) -> C
     if len(config.seeds) > 1 and "agent.seed" in typed:
         raise UserError("--seeds, which names the seeds, and --agent.seed: give one.")
     refuse_unused(config.agent, typed)
+    if start.kind.startswith("new") and uses_gpus(config, os.environ):
+        config = found.with_usual_on_gpu(config, {*typed, *by_dotted_name(file)})
     config = settle(found, config, typed.__contains__)
     if start.kind.startswith("continue"):
         # The run has these in its configuration.

@@ -1,7 +1,8 @@
 """What every algorithm is configured by, and PPO's: its numbers, novelty rewards, symmetry."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.validation import (
@@ -77,10 +78,10 @@ class SymmetryConfig(Checked, flags="agent.algorithm.symmetry_cfg."):
 class AlgorithmConfig(Checked, flags="agent.algorithm."):
     """An algorithm. The class of a learner names a subclass of this one as its `Config`."""
 
-    usual_envs: ClassVar[int | None] = None
-    """Environments of a worker where nobody has given another number; None: the task's."""
-    usual_steps: ClassVar[int | None] = None
-    """Steps of a rollout, likewise."""
+    usual: ClassVar[Mapping[str, Any]] = {}
+    """Values of a task's fields, by dotted name, that come with the algorithm."""
+    usual_on_gpu: ClassVar[Mapping[str, Any]] = {}
+    """Values with which a new run on GPUs begins where nobody has given others, likewise."""
     name: Annotated[AlgorithmName | str, class_or(*get_args(AlgorithmName)), Kind.CODE] = "ppo"
     """`ppo`, `grpo` (no critic: groups of environments are compared), `sac` (off-policy: it learns
     from a replay), `distillation` (the policy imitates the one of `--teacher`), or `module:Class`:

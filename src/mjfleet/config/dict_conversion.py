@@ -44,6 +44,18 @@ def by_dotted_name(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values that have names such as `agent.algorithm.gamma` as nested dictionaries."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        *parents, last = name.split(".")
+        place = found
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return found
+
+
 def value_at(data: Any, name: str, default: Any = None) -> Any:
     """Return what nested mappings hold under a dotted name, or the default where one is missing."""
     for part in name.split("."):

@@ -1,7 +1,8 @@
 """Hyperparameters of SAC."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from mjfleet.config.algorithm_config import AlgorithmConfig
 from mjfleet.config.field_kinds import Kind
@@ -13,8 +14,19 @@ class SACConfig(AlgorithmConfig):
     """Soft actor-critic (Haarnoja et al. 2018, arXiv:1812.05905) with distributional critics, as in
     FlashSAC (arXiv:2604.04539)."""
 
-    usual_envs: ClassVar[int | None] = 32
-    usual_steps: ClassVar[int | None] = 8
+    usual: ClassVar[Mapping[str, Any]] = {
+        "env.num_envs": 32, "agent.num_steps_per_env": 8, "agent.save_interval": 200,
+    }  # fmt: skip
+    usual_on_gpu: ClassVar[Mapping[str, Any]] = {
+        "env.num_envs": 1024,
+        "agent.save_interval": 1000,
+        "agent.algorithm.batch_size": 2048,
+        "agent.algorithm.updates_per_transition": 4 / 1024,
+        "agent.algorithm.n_step": 3,
+        "agent.algorithm.warm_up": 100_000,
+        "agent.algorithm.replay_size": 2_000_000,
+        "agent.algorithm.critic_hidden_dims": [256, 256],
+    }
 
     name: Annotated[str, Kind.CODE] = "sac"
     gamma: Fraction = 0.99

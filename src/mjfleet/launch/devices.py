@@ -98,6 +98,11 @@ def needs_gpus(config: LaunchConfig) -> bool:
     return not (config.gpu_ids is None or config.cpu_workers or native)
 
 
+def uses_gpus(config: LaunchConfig, environ: Mapping[str, str]) -> bool:
+    """Return whether a run on this host uses GPUs, as far as is known before they are chosen."""
+    return needs_gpus(config) and bool(visible_gpus(environ, count_gpus()))
+
+
 def choose_backend(config: LaunchConfig, devices: Devices) -> Literal["nccl", "gloo"]:
     """Return the backend by which several workers on these devices communicate.
 

@@ -38,6 +38,11 @@ def rank_files_in(folder: Path, rank: int) -> list[Path]:
     return sorted((path for path in found if found[path].isdigit()), key=lambda p: int(found[p]))
 
 
+def rank_files_of(checkpoint: Path) -> list[Path]:
+    """Return what learners remembered on all ranks when a checkpoint was written."""
+    return sorted(checkpoint.parent.glob(f"rank*_{iterations_done(checkpoint)}.pt"))
+
+
 def forget_rank_files(folder: Path, name: str) -> None:
     """Remove the file of this name, and those of its rank that only older checkpoints name."""
     files = rank_files_in(folder, int(name.removeprefix("rank").partition("_")[0]))

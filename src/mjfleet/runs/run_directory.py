@@ -31,7 +31,7 @@ from mjfleet.runs.attempts import (
     write_json,
     write_pointer,
 )
-from mjfleet.runs.checkpoints import FINAL, INIT, checkpoints_in, name_also
+from mjfleet.runs.checkpoints import FINAL, INIT, checkpoints_in, name_also, rank_files_of
 from mjfleet.runs.config_yaml import differences, placement_of, write_config
 from mjfleet.runs.find_run import is_of_this_user
 from mjfleet.runs.git_state import git_state
@@ -239,8 +239,12 @@ class RunDirectory:
         self._log = LauncherLog(folder / "launcher.log", encoding="utf-8", delay=True)
         logging.getLogger().addHandler(self._log)
         if self.copied and self.checkpoint:
-            with self.copied.open("rb") as original:
-                write_atomically(self.checkpoint, partial(shutil.copyfileobj, original))
+            copies = {self.copied: self.checkpoint}
+            if self.checkpoint.name != INIT:
+                copies |= {x: self.checkpoint.parent / x.name for x in rank_files_of(self.copied)}
+            for source, copy in copies.items():
+                with source.open("rb") as original:
+                    write_atomically(copy, partial(shutil.copyfileobj, original))
         keep(code, path)
         if self._is_new:
             write_pointer(path, 1, parent.iteration or 0 if parent else 0)

@@ -13,6 +13,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from mjfleet.config import TrainConfig, by_dotted_name, from_dict, to_dict
+from mjfleet.config.dict_conversion import nested
 from mjfleet.config.train_config import decides_learning
 from mjfleet.config.unused_fields import unused_fields
 from mjfleet.errors import UserError
@@ -52,14 +53,9 @@ def read_space(tried: Sequence[str], config: TrainConfig) -> tuple[Space, dict[s
 
 def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
     """Return the configuration with a trial's values; UserError if they are not allowed."""
-    nested: dict[str, Any] = {}
-    for name, value in values.items():
-        *parents, last = name.split(".")
-        place = nested
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = json.loads(value) if isinstance(value, str) and value[:1] == "[" else value
-    return from_dict(config, nested)
+    given = {name: json.loads(value) if isinstance(value, str) and value[:1] == "[" else value
+             for name, value in values.items()}  # fmt: skip
+    return from_dict(config, nested(given))
 
 
 def defaults_in(space: Space, config: TrainConfig) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def learn(collectives: Collectives) -> dict[str, torch.Tensor]:
             alg._step("actor_optimizer")
         return {
             **{f"{n}.{k}": v for n, x in alg.networks().items() for k, v in x.state_dict().items()},
-            "moments": alg.return_moments,
-            "scale": alg.scale,
+            "moments": alg.rewards.moments,
+            "scale": alg.rewards.scale,
         }
     finally:
         torch.set_default_dtype(torch.float32)

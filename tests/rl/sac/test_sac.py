@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mjfleet.config import AgentConfig
-from mjfleet.config.sac_config import SACConfig
+from mjfleet.config import AgentConfig, SACConfig, by_dotted_name, to_dict
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.runner import Runner
@@ -123,6 +122,58 @@ def test_updates_by_graphs_give_what_calls_give(tmp_path: Path) -> None:
         assert len(stub.graphs) == (2 if captures else 0)
         found.append([p.tolist() for n in runner.alg.networks().values() for p in n.parameters()])
     assert found[0] == found[1]
+
+
+def test_clipped_returns_are_warned_of_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner, checkpointer = begin(tmp_path, agent(30, support=0.01))
+    runner.alg.rewards.scale = runner.alg.rewards.scale.clone()  # It stays at 1.
+    train(runner, checkpointer)
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("raise --agent.algorithm.support, which is 0.01") == 1
+
+
+def test_a_row_has_what_the_policy_does(tmp_path: Path) -> None:
+    runner, checkpointer = begin(tmp_path, agent(4))
+    row = train(runner, checkpointer)[-1]
+    parts = runner.alg.replay.newest(8)
+    actions = torch.cat([runner.alg.replay.actions[part] for part in parts])
+    assert row["saturated_actions"] == pytest.approx(float((actions.abs() > 0.99).float().mean()))
+    changes = (actions[1:] - actions[:-1]).abs().mean()
+    assert row["action_rate"] == pytest.approx(float(changes), rel=1e-5)
+    assert row["loss/updates_per_second"] > 0
+
+
+def test_gpus_bring_their_numbers_where_nobody_gave_others() -> None:
+    task = FOUND
+    config = task.defaults("sac")
+    assert (config.env.num_envs, config.agent.algorithm) == (32, SACConfig())
+    on_gpu = task.with_usual_on_gpu(config, {"agent.algorithm.batch_size"})
+    usual = by_dotted_name(to_dict(on_gpu))
+    for name, value in SACConfig.usual_on_gpu.items():
+        given = name == "agent.algorithm.batch_size"
+        expected = 256 if given else value
+        assert usual[name] == expected, name
+    assert task.with_usual_on_gpu(task.defaults(), ()) == task.defaults()
+
+
+def test_a_fork_has_the_replay_and_a_policy_of_another_kind_is_refused(
+    run: Run, tmp_path: Path
+) -> None:
+    words = ("train", "cartpole-balance", "--env.num-envs", "16", "--run-dir")
+    sac = ("--agent.algorithm.name", "sac", "--agent.algorithm.warm-up", "64",
+           "--agent.algorithm.updates-per-transition", "0.05")  # fmt: skip
+    assert run(*words, "ppo", "--max-iterations", "1").returncode == 0
+    done = run(*words, "sac", *sac, "--init-from", "ppo")
+    assert done.returncode == 2
+    assert "ppo and sac have different policies" in done.stderr
+    assert not (tmp_path / "sac").exists()
+    assert run(*words, "sac", *sac, "--max-iterations", "2").returncode == 0
+    done = run(*words, "fork", "--resume", "sac", "--fork", "--max-iterations", "3")
+    assert done.returncode == 0, done.stderr
+    assert "not kept" not in done.stdout + done.stderr
+    assert (tmp_path / "fork/checkpoints/rank0_2.pt").exists()
 
 
 def test_its_numbers_are_flags_and_those_of_networks_that_it_lacks_are_refused(

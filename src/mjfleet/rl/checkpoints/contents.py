@@ -115,6 +115,7 @@ class Checkpointer:
         about = {
             **counts,
             **task,
+            "algorithm": runner.agent.algorithm.name,
             "networks": describe_networks(runner.env, runner.agent),
             "attempt": self._attempt,
         }

@@ -41,7 +41,9 @@ def take_networks(runner: Runner, path: Path, state: dict[str, Any], name: str) 
     Raises:
         UserError: the policy does not fit, or its weights are not tied where they have to be.
     """
-    theirs, ours = about(path).get("networks"), describe_networks(runner.env, runner.agent)
+    known = about(path)
+    theirs, ours = known.get("networks"), describe_networks(runner.env, runner.agent)
+    learner, its_learner = runner.agent.algorithm.name, known.get("algorithm")
     built = runner.alg.save()
     theirs = theirs if isinstance(theirs, dict) else {}  # Files of rsl_rl have none.
     own, taken, notes = state.get(OWN) or {}, list[str](), list[str]()
@@ -53,6 +55,8 @@ def take_networks(runner: Runner, path: Path, state: dict[str, Any], name: str) 
             continue
         why = _misfit(part, theirs.get(part), ours.get(part, {}), state.get(key), built[key])
         if why and part == "actor":
+            if isinstance(its_learner, str) and its_learner != learner:
+                why = f"{its_learner:.{SHOWN_CHARS}} and {learner} have different policies: {why}"
             raise UserError(f"--init-from {name}: its actor does not fit: {why}.")
         taken += [part] * (not why)
         kept = ", with its normaliser" * any("normalizer" in x for x in built[key])

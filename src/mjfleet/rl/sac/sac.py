@@ -6,6 +6,7 @@ FlashSAC (arXiv:2604.04539). Runs in a worker.
 
 import copy
 import math
+import time
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -23,13 +24,16 @@ from mjfleet.rl.normalizers import add_samples
 from mjfleet.rl.sac.networks import Critics, SquashedActor
 from mjfleet.rl.sac.pink_noise import PinkNoise
 from mjfleet.rl.sac.replay import Replay, Samples
+from mjfleet.rl.sac.reward_scale import RewardScale
 from mjfleet.sim.deferred import Deferred
 from mjfleet.utils.console import print_line
 from mjfleet.utils.memory import check_fits
 
 LOSSES = "critic", "actor", "entropy", "q", "beyond_support"
-HEADROOM = 0.8
-"""Share of the critics' support that the largest return so far takes, once it is scaled."""
+CLIPPED, CLIPPED_ITERATIONS = 0.01, 20
+"""Share of the predicted return beyond the support, and for how long, that is warned of."""
+SATURATED = 0.99
+"""Share of its limit beyond which an action counts as saturated."""
 CHUNK = 32
 """Updates whose samples are drawn at once."""
 
@@ -67,9 +71,7 @@ class SAC(Learner):
         for name in self._adam:
             self.gradient_of(name)
         self.noise = PinkNoise(env.num_envs, env.num_actions, config.noise_memory, device)
-        self.add_state(
-            "noise", per="env", get=lambda: self.noise.values, set=self.noise.values.copy_
-        )
+        self.add_state("noise_values", self.noise.values, "env")
         self.replay = self._make_replay(obs)
         self.batch_size = max(1, config.batch_size // ranks)
         self.num_updates = max(
@@ -80,15 +82,12 @@ class SAC(Learner):
         sigma = 0.5 * math.log(2 * math.pi * math.e * config.target_std**2)
         self.target_entropy = sigma * env.num_actions
         self.updates = self.add_state("updates", 0)
-        self.returns = self.add_state("returns", torch.zeros(env.num_envs, device=device), "env")
-        """The discounted sum of past rewards of each environment's episode."""
-        zeros = torch.zeros(4, dtype=torch.float64, device=device)
-        self.return_moments = self.add_state("return_moments", zeros)
-        """Number, sum, sum of squares and largest size of `returns`."""
-        self.scale = self.add_state("scale", torch.ones((), device=device))
-        """What rewards are divided by."""
-        self._recent = torch.zeros(self.num_steps, env.num_envs, device=device)
+        self.rewards = RewardScale(env.num_envs, self.num_steps, config, device)
+        self.add_state("returns", self.rewards.returns, "env")
+        self.add_state("return_moments", self.rewards.moments)
+        self.add_state("scale", self.rewards.scale)
         self._totals = torch.zeros(len(LOSSES), device=device)
+        self._learned_at, self._clipped = time.perf_counter(), 0
         self._after: Any = obs
         self._batch: Any = None
         for name in self.replay.state() if config.save_replay else ():
@@ -152,9 +151,7 @@ class SAC(Learner):
         failed, spoilt = step.dones & ~step.time_outs, self.env.spoilt
         done = (before, actions / self.actor.limit, step.rewards, failed, step.time_outs, spoilt)
         self.replay.add(*done)
-        self.returns.mul_(self.config.gamma).add_(step.rewards)
-        self._recent[row % self.num_steps] = self.returns
-        self.returns.masked_fill_(step.dones, 0.0)
+        self.rewards.record(row % self.num_steps, step.rewards, step.dones)
 
     def checked(self) -> dict[str, list[torch.Tensor]]:
         replay, parts = self.replay, self.replay.newest(self.num_steps)
@@ -189,10 +186,33 @@ class SAC(Learner):
             self._totals.new_tensor([1, config.actor_delay, config.actor_delay, 1, 1]) / count
         )
         numbers = torch.stack(
-            [*(self._totals * divisors), self.temperature["log"].detach().exp(), self.scale]
+            [*(self._totals * divisors), self.temperature["log"].detach().exp(), self.rewards.scale]
         )
+        now = time.perf_counter()
+        rate, self._learned_at = (self.updates - begun) / (now - self._learned_at), now
+        return Deferred(numbers, partial(self._losses, rate))
+
+    def _losses(self, rate: float, found: list[float]) -> dict[str, float]:
+        """Return the losses of an iteration with `rate` updates a second, and warn by them."""
         names = (*LOSSES, "temperature", "reward_scale")
-        return Deferred(numbers, lambda found: dict(zip(names, found, strict=True)))
+        losses = dict(zip(names, found, strict=True), updates_per_second=rate)
+        self._clipped = self._clipped + 1 if losses["beyond_support"] > CLIPPED else 0
+        if self._clipped == CLIPPED_ITERATIONS and self.collectives.rank == 0:
+            print_line(
+                f"warning: more than {CLIPPED:.0%} of the returns that critics are to predict have "
+                f"been beyond their support in {CLIPPED_ITERATIONS} iterations: raise "
+                f"--agent.algorithm.support, which is {self.config.support:g}."
+            )
+        return losses
+
+    def policy_metrics(self) -> dict[str, torch.Tensor]:
+        parts = self.replay.newest(self.num_steps)
+        actions = torch.cat([self.replay.actions[part] for part in parts])
+        changes = actions.diff(dim=0).abs()
+        return {
+            "saturated_actions": (actions.abs() > SATURATED).float().mean(),
+            "action_rate": changes.sum() / max(1, changes.numel()),
+        }
 
     @torch.no_grad()
     def _learn_moments(self) -> None:
@@ -203,19 +223,7 @@ class SAC(Learner):
                       for group in self.obs_groups[name]]  # fmt: skip
             rows = torch.cat(groups, dim=-1).flatten(0, 1)
             add_samples(network.obs_normalizer, rows, self.collectives)
-        returns, ranks = self._recent.double(), self.collectives.world_size
-        largest = returns.new_zeros(ranks)
-        largest[self.collectives.rank] = returns.abs().max()
-        number = torch.full_like(largest[:1], returns.numel())
-        sums = torch.cat((number, returns.sum().view(1), returns.square().sum().view(1), largest))
-        self.collectives.all_reduce(sums)
-        moments = self.return_moments
-        moments[:3] += sums[:3]
-        torch.maximum(moments[3], sums[3:].max(), out=moments[3])
-        mean = moments[1] / moments[0]
-        deviation = (moments[2] / moments[0] - mean.square()).clamp(min=0.0).sqrt()
-        largest = moments[3] / (HEADROOM * self.config.support)
-        self.scale.copy_(torch.maximum(deviation, largest).clamp(min=1e-6))
+        self.rewards.learn(self.collectives)
 
     def _take(self, samples: Samples, first: int) -> None:
         """Let the next updates be of `batch_size` samples from the `first` one on."""
@@ -246,7 +254,7 @@ class SAC(Learner):
             chosen = torch.where(lower.view(-1, 1) == 0, probabilities[0], probabilities[1])
             entropy = self.temperature["log"].exp() * log_probs
             values = critic.values - entropy.unsqueeze(1)
-            values = (rewards / self.scale).unsqueeze(1) + discounts.unsqueeze(1) * values
+            values = (rewards / self.rewards.scale).unsqueeze(1) + discounts.unsqueeze(1) * values
             wanted, beyond = critic.project(chosen, values)
         gradient = self.gradient_of("critic_optimizer")
         gradient.flat.zero_()
