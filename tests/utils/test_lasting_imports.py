@@ -1,5 +1,6 @@
 """A command imports what it needs, without collecting garbage; from Python nothing is changed."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,13 @@ seen = set()
 gc.callbacks.append(
     lambda *_: seen.add(("torch" in sys.modules, gc.get_freeze_count() > 100_000)))
 assert train(sys.argv[1:]) == 0
-others = "wandb", "triton", "warp", "mujoco_warp", "torchrunx", "matplotlib", "av", "jinja2", "PIL"
+others = (
+    "wandb", "triton", "glfw", "cuda.bindings", "warp", "mujoco_warp", "torchrunx", "matplotlib",
+    "av", "jinja2", "PIL",
+)
 print(seen - {(False, False)}, gc.isenabled(), {*others} & {*sys.modules})
-import triton, wandb
-assert triton.jit and wandb.init
+import glfw, triton, wandb
+assert triton.jit and wandb.init and glfw.init
 """
 ITERATE = """
 import gc, sys
@@ -40,7 +44,11 @@ print(torch.compile(lambda x: (2 * x.sin()).sum())(torch.zeros(64)).item())
 def printed(code: str, folder: Path, *arguments: str) -> str:
     """Run code in a new process; return the last line that it prints, and what goes to stderr."""
     command = [sys.executable, "-P", "-c", code, *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    displays = "DISPLAY", "WAYLAND_DISPLAY"
+    environ = {name: value for name, value in os.environ.items() if name not in displays}
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines()[-1] + done.stderr
 
 

@@ -5,7 +5,6 @@ import inspect
 import re
 import shlex
 import sys
-import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -36,6 +35,8 @@ SHORT = {
 """Fields whose flags also have a short name: `--seed` is `--agent.seed`."""
 NEGATION = re.compile(r"(?<![^.])no_(?=[^.]*$)")
 TRUTH = {"True": True, "False": False, "true": True, "false": False}
+BLOCKS = "body", "orelse", "handlers", "finalbody"
+"""Where a statement of Python holds others."""
 MOST_LISTED = 12
 """How many flags the message about an unknown one lists at most; of more it names similar ones."""
 
@@ -235,13 +236,29 @@ def field_texts(kind: type[Any]) -> dict[str, str]:
     """Return the string below each field in the source of a dataclass and its bases, one line."""
     found = {}
     for owner in reversed(kind.__mro__[:-1]):
-        (declared,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-        assert isinstance(declared, ast.ClassDef)
+        declared = _classes(inspect.getsource(sys.modules[owner.__module__]))[owner.__qualname__]
         for field, below in pairwise(declared.body):
             match field, below:
                 case ast.AnnAssign(target), ast.Expr(ast.Constant(str(text))):
                     found[ast.unparse(target)] = " ".join(text.split())
     return found
+
+
+@cache
+def _classes(source: str) -> dict[str, ast.ClassDef]:
+    """Return the classes that a module's source declares, by their qualified names."""
+
+    def inside(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.ClassDef]]:
+        for child in (part for block in BLOCKS for part in getattr(node, block, ())):
+            inner = prefix
+            if isinstance(child, ast.ClassDef):
+                yield f"{prefix}{child.name}", child
+                inner += f"{child.name}."
+            elif isinstance(child, ast.FunctionDef):
+                inner += f"{child.name}.<locals>."
+            yield from inside(child, inner)
+
+    return dict(inside(ast.parse(source)))
 
 
 def _allowed_values(hint: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import os
 import sys
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -11,22 +12,27 @@ from types import ModuleType
 
 from mjfleet.utils.garbage_collection import no_garbage_collection
 
-NEEDLESS = frozenset({"wandb"})
-"""Packages that others import if they are there, and that only a flag needs."""
-NEEDLESS_ON_CPU = NEEDLESS | {"triton"}
-"""The same on a CPU, for which torch compiles without triton."""
+
+def _needless(device: str) -> Set[str]:
+    """Return modules that others import if they are there, and that training here does without."""
+    needless = {"wandb"}
+    if device == "cpu":
+        needless |= {"triton", "cuda.bindings"}  # torch compiles for a CPU without them.
+    if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        needless |= {"glfw"}  # mujoco draws in windows by it.
+    return needless
 
 
 class _Missing(MetaPathFinder):
-    """Finds none of these packages, as if they were not installed."""
+    """Finds none of these modules, as if they were not installed."""
 
-    def __init__(self, packages: Set[str]) -> None:
-        self._packages = packages
+    def __init__(self, modules: Set[str]) -> None:
+        self._modules = modules
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name in self._packages:
+        if name in self._modules:
             raise ModuleNotFoundError(f"{name} is not needed yet", name=name)
         return None
 
@@ -35,11 +41,11 @@ class _Missing(MetaPathFinder):
 def lasting_imports(device: str) -> Iterator[None]:
     """Import modules in the block without what costs time and gains nothing.
 
-    Packages that training on `device` does not need are not found. No garbage is collected, and
+    Modules that training on `device` does not need are not found. No garbage is collected, and
     until the process ends the collector passes over what exists after the block: modules are half a
     million objects that stay.
     """
-    missing = _Missing(NEEDLESS_ON_CPU if device == "cpu" else NEEDLESS)
+    missing = _Missing(_needless(device))
     sys.meta_path.insert(0, missing)
     try:
         with no_garbage_collection():
