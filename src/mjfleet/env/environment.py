@@ -10,7 +10,13 @@ from tensordict import TensorDict
 from mjfleet.env.contract import C
 from mjfleet.env.env_shard import EnvShard
 from mjfleet.env.episode_statistics import Sums, episode_sums, metric_pairs
-from mjfleet.env.return_checks import check_action_count, check_names, check_returns, check_weights
+from mjfleet.env.return_checks import (
+    check_action_count,
+    check_names,
+    check_returns,
+    check_weights,
+    observed_dtype,
+)
 from mjfleet.env.stateful_env import StatefulEnv
 from mjfleet.env.step_recorder import RECORDED_FIELDS, StepRecorder
 from mjfleet.sim import Simulation
@@ -106,6 +112,8 @@ class Env(StatefulEnv[C]):
         """Environments that the newest step has reset since a number was not finite. The step and
         the episode count in no statistics."""
         self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
+        self.step_count = 0
+        """Steps since all environments were reset together."""
         self.on_close = ExitStack()
         self.terms = self.measured = self._sums = self._ended = torch.empty(0)
         self._step_sums = self._episode_sums = self._episodes = torch.empty(0)
@@ -136,7 +144,8 @@ class Env(StatefulEnv[C]):
         self.close()
 
     def get_observations(self) -> TensorDict:
-        """Return the current observations: groups as `observe` returns them, float32."""
+        """Return the current observations: groups as `observe` returns them, float32; images of
+        bytes stay bytes."""
         return self._observations
 
     def step(
@@ -151,6 +160,7 @@ class Env(StatefulEnv[C]):
             Observations; rewards `(num_envs,)`, float32; dones `(num_envs,)`, bool; and extras,
             whose "time_outs" `(num_envs,)`, bool, are the dones that are not failures.
         """
+        self.step_count += 1
         self.previous_action.copy_(self.action)
         self.action.copy_(actions)
         self.apply(self.action)
@@ -197,6 +207,7 @@ class Env(StatefulEnv[C]):
 
     def reset(self) -> None:
         """Begin a new episode everywhere. Unfinished episodes do not count."""
+        self.step_count = 0
         self._reset(torch.ones_like(self._whole))
         self._observations = self._observe()
 
@@ -296,7 +307,7 @@ class Env(StatefulEnv[C]):
 
     def _observe(self) -> TensorDict:
         # Copies: a group may be a view of the live state, and the caller keeps the observation.
-        groups = {k: v.to(torch.float32, copy=True) for k, v in self.observe().items()}
+        groups = {k: v.to(observed_dtype(v), copy=True) for k, v in self.observe().items()}
         if self.on_nan == "reset":
             # The policy sees zeros once; the next step resets the environment, without a reward.
             finite = [group.isfinite().flatten(1).all(dim=1) for group in groups.values()]

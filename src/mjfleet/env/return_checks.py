@@ -26,6 +26,11 @@ def observation_sizes(env: Any) -> dict[str, int | tuple[int, ...]]:
     return {name: shape[1] if len(shape) == 2 else shape[1:] for name, shape in groups.items()}
 
 
+def observed_dtype(group: torch.Tensor) -> torch.dtype:
+    """Return what a group of `observe` becomes: float32, and bytes where it is images of bytes."""
+    return torch.uint8 if group.dtype == torch.uint8 and group.ndim == 4 else torch.float32
+
+
 def check_action_count(env: Any) -> int:
     """Return the size of an environment's actions.
 

@@ -23,6 +23,7 @@ class StatefulEnv(EnvContract[C]):
     generator: torch.Generator
     shard: EnvShard | None
     group_size: int
+    step_count: int
     _observations: TensorDict
 
     def add_state(
@@ -158,6 +159,7 @@ class StatefulEnv(EnvContract[C]):
             "levels": [levels.now.clone() for levels in self.curricula],
             "observations": {k: v.clone() for k, v in self._observations.items()},
             "generator": self.generator.get_state(),
+            "step_count": self.step_count,
             "undeclared": [*self.undeclared()],
         }
 
@@ -182,6 +184,7 @@ class StatefulEnv(EnvContract[C]):
         observed = self._observations.clone()  # The caller may keep the earlier ones.
         self._observations = observed.update_(saved["observations"])
         self.generator.set_state(saved["generator"].cpu())
+        self.step_count = saved.get("step_count", 0)  # Earlier versions had none.
         why = "of the environment, which was not declared, and begins anew"
         return [f"{name} {why}" for name in saved["undeclared"]]
 
@@ -200,12 +203,13 @@ class StatefulEnv(EnvContract[C]):
         """Return a function that restores declared state, observations and the random generator as
         they are now."""
         generator, observations = self.generator.get_state(), self._observations
+        step_count = self.step_count
         buffers = [(one, one.clone()) for one in self._states.buffers()]
 
         def restore() -> None:
             for buffer, before in buffers:
                 buffer.copy_(before)
-            self._observations = observations
+            self._observations, self.step_count = observations, step_count
             self.generator.set_state(generator)
 
         return restore
@@ -253,6 +257,8 @@ class StatefulEnv(EnvContract[C]):
         """Each `Levels` of the task, in the order of their making."""
         self.variations: list[Any] = []
         """What each call of `mjfleet.parts.vary` varies."""
+        self.policy_cameras: list[Any] = []
+        """Each `mjfleet.parts.Camera` of the task, in the order of their making."""
 
     def _set_up(self, names: Iterable[str]) -> None:
         """Call the task's `setup`; attributes of these `names` are the framework's."""

@@ -33,6 +33,8 @@ class Field:
     sets_const: bool = False  # Whether MuJoCo computes other fields from it.
     least: Literal["any", "0", "above 0"] = "0"  # Which numbers it can have.
     is_scaled: bool = False  # Whether it can only be scaled.
+    most: float = math.inf
+    is_turned: bool = False  # Whether it is a quaternion, which angles (rad) are added to.
     places: tuple[tuple[str, tuple[int, ...], int], ...] = ()  # Fields, columns, signs; or itself.
 
 
@@ -41,7 +43,11 @@ VARIED_FIELDS = {
     "body_mass": Field("body", sets_const=True, least="above 0"),
     "body_inertia": Field("body", sets_const=True, least="above 0", is_scaled=True),
     "density": Field(
-        "body", True, "above 0", True, (("body_mass", (0,), 1), ("body_inertia", (0, 1, 2), 1))
+        "body",
+        sets_const=True,
+        least="above 0",
+        is_scaled=True,
+        places=(("body_mass", (0,), 1), ("body_inertia", (0, 1, 2), 1)),
     ),
     "body_ipos": Field("body", sets_const=True, least="any"),
     "geom_friction": Field("geom"),
@@ -56,6 +62,14 @@ VARIED_FIELDS = {
     "actuator_armature": Field("actuator", sets_const=True),
     "actuator_forcerange": Field("actuator", is_scaled=True),
     "opt.gravity": Field("", least="any"),
+    "cam_pos": Field("camera", least="any"),
+    "cam_quat": Field("camera", least="any", is_turned=True),
+    "cam_fovy": Field("camera", least="above 0", most=179.0),
+    "geom_rgba": Field("geom", most=1.0),
+    "mat_rgba": Field("material", most=1.0),
+    "light_pos": Field("light", least="any"),
+    "light_diffuse": Field("light", most=1.0),
+    "light_ambient": Field("light", most=1.0),
 }
 
 
@@ -97,6 +111,8 @@ class Variation:
     def draw(self, mask: torch.Tensor) -> None:
         """Write new numbers where `mask` `(num_envs,)` is true."""
         env, (rows, columns) = self.env, self.places[0].own.shape
+        is_turned = VARIED_FIELDS[self.field].is_turned
+        columns = 3 if is_turned else columns
         size = 1 if self.together else rows, 1 if self.mode == "scale" else columns
         if self.shared:
             share = torch.rand(1, math.prod(size), generator=env.generator, device=env.device)
@@ -106,7 +122,10 @@ class Variation:
         for place in self.places:
             new = numbers.to(place.field)
             new = place.own * new if self.mode == "scale" else place.sign * new
-            new = place.own + new if self.mode == "add" else new
+            if is_turned:
+                new = _turned(place.own, new)
+            else:
+                new = place.own + new if self.mode == "add" else new
             new = new.expand(env.num_envs, *place.own.shape).flatten(1)
             old = place.field.index_select(1, place.at)
             place.field.index_copy_(1, place.at, torch.where(mask.unsqueeze(1), new, old))
@@ -156,9 +175,11 @@ def vary(
             mass, m); `geom_friction`, `geom_size` (of primitives, m; masses do not follow);
             `dof_armature` (kg m2), `dof_damping`, `dof_frictionloss`; of position actuators `kp`,
             `kd`, or `gains` for both; `actuator_gear` (torque of motors), `actuator_armature`,
-            `actuator_forcerange`; or `opt.gravity` (m/s2).
+            `actuator_forcerange`; `opt.gravity` (m/s2); `cam_pos` (m), `cam_quat` (angles that turn
+            it about its axes, rad), `cam_fovy` (degrees); `geom_rgba`, `mat_rgba`, `light_pos` (m),
+            `light_diffuse` or `light_ambient` (colours, 0 to 1).
         names: regular expressions for whole names of bodies, of geoms or the bodies that have them,
-            of joints, or of actuators. None for gravity.
+            of joints, actuators, cameras, materials or lights. None for gravity.
         mode: "scale" draws one factor for a row; "add" and "set" a number for each of its columns.
         distribution: (low, high); (low, high, "log") has uniform logarithms; the ends of (low,
             high, "normal") are three standard deviations from the mean, and nothing is beyond them.
@@ -190,6 +211,8 @@ def vary(
         f"{(low, high)} must be two finite numbers, the lower one first": not is_range,
         f"{(low, high)} must be above 0 for logarithms": shape == "log" and low <= 0,
         f"{field} can only be scaled": facts.is_scaled and mode != "scale",
+        f'{field} turns about three axes: use "add" without `columns`': facts.is_turned
+        and (mode != "add" or columns is not None),
         'MuJoCo computes other fields from it, so that it cannot vary at a "reset"': is_late,
         "worlds are reset at different times, and share no number": shared and when == "reset",
     }
@@ -227,7 +250,10 @@ def _rows(one: Variation) -> tuple[np.ndarray, list[str]]:
         if one.names:
             raise UserError(f"{one}: {field} has no names; give None.")
         return np.zeros(1, int), [field]
-    counts = {"body": model.nbody, "geom": model.ngeom, "joint": model.njnt}
+    counts = {
+        "body": model.nbody, "geom": model.ngeom, "joint": model.njnt, "camera": model.ncam,
+        "material": model.nmat, "light": model.nlight,
+    }  # fmt: skip
     names = [[getattr(model, kind)(i).name] for i in range(counts.get(kind, model.nactuator))]
     if kind == "geom":
         for own, body in zip(names, model.geom_bodyid, strict=True):
@@ -266,6 +292,7 @@ def _check(one: Variation, own: np.ndarray, rows: np.ndarray, names: list[str]) 
     rules = {"must not be negative": (low < 0) & (facts.least != "any")}
     if facts.least == "above 0":
         rules = {"must be above 0": (low < 0) | is_zero}
+    rules[f"must not be above {facts.most:g}"] = (high > facts.most) & (facts.most < math.inf)
     if field == "geom_size":
         rules["is of no primitive geom"] = never | ~np.isin(model.geom_type[row], SIZED)
     elif facts.places and facts.kind == "actuator":
@@ -283,6 +310,15 @@ def _check(one: Variation, own: np.ndarray, rows: np.ndarray, names: list[str]) 
                 f"{one}: {field} of {names[at[0]]!r} {must}; it is {own[at]:.3g} in the model, and "
                 f"could be {low[at]:.3g}."
             )
+
+
+def _turned(quaternions: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Turn `(rows, 4)` about their own axes, by rotation vectors `(worlds, rows, 3)`, rad."""
+    half = 0.5 * angles.norm(dim=2, keepdim=True)
+    w, v = half.cos(), 0.5 * angles * torch.sinc(half / math.pi)
+    w0, v0 = quaternions[:, :1], quaternions[:, 1:].expand_as(v)
+    scalar = w0 * w - (v0 * v).sum(dim=2, keepdim=True)
+    return torch.cat((scalar, w0 * v + w * v0 + torch.linalg.cross(v0, v)), dim=2)
 
 
 def position_actuators(model: mujoco.MjModel) -> np.ndarray:

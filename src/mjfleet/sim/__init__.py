@@ -5,8 +5,9 @@ from typing import Literal
 import mujoco
 
 from mjfleet.sim.simulation import FIELDS, Simulation, group_flags
+from mjfleet.sim.view import ImageKind
 
-__all__ = ["FIELDS", "Simulation", "group_flags", "make_simulation"]
+__all__ = ["FIELDS", "ImageKind", "Simulation", "group_flags", "make_simulation"]
 
 
 def make_simulation(

@@ -77,6 +77,9 @@ class NativeSimulation(Simulation):
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
         self.note_move()
+        self._derive(mask)
+
+    def _derive(self, mask: torch.Tensor | None = None) -> None:
         if self._stage == _NONE:
             return
         self._batch.forward(None if mask is None else self._ids(mask), stage=_VEL)
@@ -156,7 +159,7 @@ class NativeSimulation(Simulation):
         self._stage = _VEL
         if name in ACCELERATION_FIELDS or name == "sensordata":
             self._copies[name] = (self._accelerations(live), live)
-        self.forward()
+        self._derive()
         return self._copies[name][0] if name in self._copies else live
 
     def _accelerations(self, live: torch.Tensor) -> torch.Tensor:

@@ -73,5 +73,5 @@ class Renderer:
             if kind == "depth":
                 found[kind] = torch.where(pixels > 0, pixels, torch.inf)
             else:
-                found[kind] = pixels[..., [2, 1, 0]] if kind == "rgb" else pixels.clone()
+                found[kind] = pixels[..., :3].flip(3) if kind == "rgb" else pixels.clone()
         return found

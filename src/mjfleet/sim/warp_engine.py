@@ -93,6 +93,9 @@ class WarpSimulation(Simulation):
 
     def forward(self, mask: torch.Tensor | None = None) -> None:
         self.note_move()
+        self._derive()
+
+    def _derive(self) -> None:
         if self._derived.level != "nothing":
             self.launch(self._derived.compute, self._derived.level)
 
@@ -265,7 +268,7 @@ class WarpSimulation(Simulation):
     def _read(self, name: str) -> None:
         """Compute a derived field from now on."""
         if self._derived.read(name):
-            self.forward()
+            self._derive()
 
     def _reset(self) -> None:
         mjw.reset_data(self._model, self._data, reset=self._mask_array)
