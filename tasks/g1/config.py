@@ -9,6 +9,7 @@ TASKS = {
         env=VelocityConfig(
             decimation=2,  # Physics steps of 10 ms.
             action_scale=0.4,
+            largest_action=3.0,  # The 97.5th percentile of PPO's actions is 2.6.
             command=CommandConfig(forward=(-0.5, 1.0), lateral=(-0.5, 0.5)),
             weights=BipedWeights(
                 linear=10.0, yaw=6.0, fall=-4.0, torque=-1e-5, power=-1e-3, pose=-0.5, air_time=4.0

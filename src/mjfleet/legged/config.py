@@ -129,6 +129,9 @@ class VelocityConfig(EnvConfig):
     """Simulated seconds after which an episode times out."""
     action_scale: Positive = 0.5
     """Angle in rad by which an action of 1 moves a joint's target from the pose `home`."""
+    largest_action: Positive = 2.0
+    """Bound of the actions of policies that have one, such as SAC's, where no joint's range is
+    nearer: above the 97.5th percentile of what PPO's policies do (Go1 1.8, Go2 1.7)."""
     history: Count = 3
     """How many of the newest observations the policy observes at once."""
     tracking_width: Positive = 0.5

@@ -26,8 +26,6 @@ from mjfleet.parts import vary
 GRAVITY = 9.81
 LARGEST_SPEED = 100.0
 """Speed beyond which a simulation diverges, m/s or rad/s; motors reach a third of it."""
-LARGEST_ACTION = 3.0
-"""Actions beyond it are seldom of use: PPO's policies keep to smaller ones nearly always."""
 
 
 class VelocityEnv(Env[VelocityConfig]):
@@ -83,8 +81,8 @@ class VelocityEnv(Env[VelocityConfig]):
         ranges = torch.from_numpy(model.jnt_range[1:]).to(self.device, torch.float32)
         reach = (ranges - self.pose.unsqueeze(1)).abs().amax(dim=1)
         is_limited = torch.from_numpy(model.jnt_limited[1:]).to(self.device).bool()
-        reach = torch.where(is_limited, reach / self.action_scale, LARGEST_ACTION)
-        self.action_limit = reach.clamp(max=LARGEST_ACTION)
+        reach = torch.where(is_limited, reach / self.action_scale, cfg.largest_action)
+        self.action_limit = reach.clamp(max=cfg.largest_action)
         self._declare_state()
         self._prepare_draws()
         self.weight = GRAVITY * sim.expand("body_mass").sum(dim=1)
