@@ -87,6 +87,16 @@ def test_factors_belong_to_the_joints_that_match() -> None:
     assert (env.action_scale / env.cfg.action_scale).tolist() == [0.25, 1, 1] + [0.5, 1, 1] * 3
 
 
+def test_actions_are_bounded_by_the_joints_and_by_what_is_of_use() -> None:
+    env = build(Robot, cfg=VelocityConfig(num_envs=2, action_scale=0.4, largest_action=2.25))
+    model, limits = env.sim.model, env.action_limit
+    assert isinstance(limits, torch.Tensor)
+    for limit, (low, high), home in zip(limits, model.jnt_range[1:], env.pose, strict=True):
+        reach = max(high - float(home), float(home) - low) / 0.4
+        assert float(limit) == pytest.approx(min(reach, 2.25), rel=1e-5)
+    assert len(set(limits.tolist())) > 1
+
+
 def test_factors_of_one_side_have_no_mirror_image() -> None:
     actions = torch.zeros(1, 12)
     mirror.mirror(build(Robot, action_factors={"hip": 0.5}), None, actions)
