@@ -88,11 +88,11 @@ def test_factors_belong_to_the_joints_that_match() -> None:
 
 
 def test_actions_are_bounded_by_the_joints_and_by_what_is_of_use() -> None:
-    env = build(Robot, cfg=VelocityConfig(num_envs=2, action_scale=0.4, largest_action=2.4))
+    env = build(Robot, cfg=VelocityConfig(num_envs=2, action_scale=0.5, largest_action=2.4))
     model, limits = env.sim.model, env.action_limit
     assert isinstance(limits, torch.Tensor)
     for limit, (low, high), home in zip(limits, model.jnt_range[1:], env.pose, strict=True):
-        reach = max(high - float(home), float(home) - low) / 0.4
+        reach = max(high - float(home), float(home) - low) / 0.5
         assert float(limit) == pytest.approx(min(reach, 2.4), rel=1e-5)
     assert len(set(limits.tolist())) > 1
 
