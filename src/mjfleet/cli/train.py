@@ -157,7 +157,8 @@ def configure(arguments: Sequence[str], locks: list[RunLock] | None = None) -> C
     found.check_packages()
     agent = config.agent
     need_extra(agent.extra, f"--agent.library {agent.library}", agent.packages)
-    if typed_run.dry_run and any(map(is_class_path, agent.classes)):
+    is_learner_imported = agent.library != "rsl_rl" or any(map(is_class_path, agent.classes))
+    if typed_run.dry_run and is_learner_imported:
         from mjfleet.rl.build_algorithm import load_classes
 
         load_classes(agent, found.load)

@@ -1,7 +1,6 @@
 """The learning agent: networks, PPO and the runner's settings, with rsl_rl's names."""
 
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Annotated, Literal, get_args
 
 from mjfleet.config.algorithm_config import Activation, AlgorithmConfig, PPOConfig
@@ -24,13 +23,6 @@ from mjfleet.errors import UserError
 Logger = Literal["tensorboard", "wandb", "none"]
 Model = Literal["MLPModel", "RNNModel", "CNNModel"]
 Library = Literal["rsl_rl", "skrl", "skrl-jax", "rl_games"]
-RSL_RL_ALONE = (
-    "actor.class_name", "critic.class_name", "algorithm.name", "actor.distribution.class_name",
-    "algorithm.optimizer", "algorithm.normalize_advantage_per_mini_batch", "algorithm.rnd_cfg",
-    "algorithm.use_mixed_precision", "algorithm.backprop", "algorithm.learning_threads",
-    "torch_compile_mode",
-)  # fmt: skip
-"""Settings whose defaults alone other libraries know. Learners are not asked: they import torch."""
 NOT_IN_NAMES = "/\\#?%:"
 NAME = Rule(
     lambda v: 0 < len(v.strip()) <= 128 and not set(v) & set(NOT_IN_NAMES),
@@ -242,10 +234,6 @@ class AgentConfig(Checked, flags="agent."):
             raise UserError(
                 "--agent.algorithm.name distillation takes neither rnd-cfg nor symmetry-cfg."
             )
-        if self.library != "rsl_rl" and (unknown := self._unknown_elsewhere()):
-            raise UserError(
-                f"--agent.library {self.library} does not support {unknown}; rsl_rl does."
-            )
 
     @property
     def ppo(self) -> PPOConfig:
@@ -281,12 +269,3 @@ class AgentConfig(Checked, flags="agent."):
     @property
     def distils(self) -> bool:
         return self.algorithm.name == "distillation"
-
-    def _unknown_elsewhere(self) -> str | None:
-        """Return the first setting that skrl's and rl_games' PPO lack, or have in another sense."""
-        for name in RSL_RL_ALONE:
-            value, usual = (attrgetter(name)(agent) for agent in (self, AgentConfig()))
-            if value != usual:
-                shown = f" {value}" if isinstance(value, str) else ""
-                return f"--agent.{name.replace('_', '-')}{shown}"
-        return "--agent.algorithm.symmetry-cfg" if self.algorithm.mirrors_samples else None

@@ -86,6 +86,11 @@ def choose_algorithm(agent: AgentConfig, load: Callable[..., Any]) -> tuple[type
         UserError: it cannot be loaded, or lacks something that `agent` asks for.
     """
     name = agent.algorithm.name
+    if agent.library != "rsl_rl":
+        kind, flag = _class(agent.library), f"--agent.library {agent.library}"
+        if missing := kind.requires(agent, load):
+            raise UserError(f"{flag} does not support {missing}; rsl_rl does.")
+        return kind, f"{flag}: learning takes its path"
     if is_class_path(name):
         own = load(name, (Learner, algorithms.PPO))
         _check_config(name, agent.algorithm, getattr(own, "Config", PPOConfig))
@@ -102,8 +107,6 @@ def choose_algorithm(agent: AgentConfig, load: Callable[..., Any]) -> tuple[type
             issubclass(own, PPO) or not issubclass(own, Algorithm)
         )
         return own, None if is_fast else f"{name}: learning takes its own path"
-    if agent.library != "rsl_rl":
-        return _class(agent.library), f"--agent.library {agent.library}: learning takes its path"
     kind = _class(name)
     _check_config(name, agent.algorithm, kind.Config)
     if agent.distils:

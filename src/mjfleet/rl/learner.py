@@ -153,15 +153,10 @@ class Learner(LearnerState, ABC):
         for optimizer in self.optimizers().values():
             yield from device_optimizer.state_tensors(optimizer)
 
-    def train_mode(self) -> None:
-        """Put the networks into training mode."""
+    def train_mode(self, is_training: bool = True) -> None:
+        """Put the networks into training mode, or into that of evaluations."""
         for network in self.networks().values():
-            network.train()
-
-    def eval_mode(self) -> None:
-        """Put the networks into evaluation mode."""
-        for network in self.networks().values():
-            network.eval()
+            network.train(is_training)
 
     @torch.no_grad()
     def broadcast_parameters(self) -> None:

@@ -2,15 +2,17 @@
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Any, Literal
+from operator import attrgetter
+from typing import Any, ClassVar, Literal
 
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
-from mjfleet.rl.learner import Learner, Setup, Step
-from mjfleet.rl.networks import build_networks, make_storage
+from mjfleet.config import AgentConfig
+from mjfleet.rl.learner import Learner, Load, Setup, Step
+from mjfleet.rl.networks import build_networks, lacking, make_storage
 from mjfleet.sim.deferred import Deferred
 
 USUAL_RATE = 1e-3
@@ -20,6 +22,9 @@ USUAL_RATE = 1e-3
 class RolloutLearner(Learner):
     """Learns from a rollout in `storage`, which one optimiser does, besides that of `rnd`."""
 
+    usual_alone: ClassVar[tuple[str, ...] | None] = None
+    """Names of settings of an agent, with dots, of which the class knows the default alone, besides
+    what our PPO lacks. None: it has all."""
     optimizer: Any
     rnd: Any = None
     """rsl_rl's random network distillation, or None."""
@@ -44,6 +49,14 @@ class RolloutLearner(Learner):
                 put = partial(_remember, network)
                 self.add_state(f"{name}_memory", per="env", get=network.get_hidden_state, set=put)
         self.scratch("storage")
+
+    @classmethod
+    def requires(cls, agent: AgentConfig, load: Load) -> str | None:
+        for name in cls.usual_alone or ():
+            value, usual = (attrgetter(name)(one) for one in (agent, AgentConfig()))
+            if value != usual:
+                return f"--agent.{name.replace('_', '-')} {value}"
+        return None if cls.usual_alone is None else lacking(agent, load)
 
     def declare_novelty(self) -> None:
         """Declare what `rnd` remembers of the environments."""

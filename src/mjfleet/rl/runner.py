@@ -286,7 +286,7 @@ class Runner:
         if is_due:
             self.heartbeat.enter(Phase.EVALUATE)
             torch.set_num_threads(1)
-            self.alg.eval_mode()
+            self.alg.train_mode(False)
             sums = evaluator.evaluate(self.alg.networks()["actor"], self.heartbeat.beat)
             self.alg.train_mode()
         columns = {f"eval/{name}": pair for name, pair in sums.items()}

@@ -13,6 +13,7 @@ from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.loggers.logger import Row
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.registry import FoundTask
+from mjfleet.rl.build_algorithm import load_classes
 from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.checkpoints.initial_networks import take_networks
 from mjfleet.rl.evaluation.evaluator import Evaluator
@@ -38,6 +39,7 @@ def build(
     run_dir: Path,
 ) -> tuple[Runner, Checkpointer]:
     """Build environment, runner and checkpointer; one worker of a host compiles kernels first."""
+    load_classes(config.agent, found.load)  # Before minutes of building.
     device, evaluator = args.devices[rank.local_rank], None
     make_env = partial(build_env, found, config, args.engine, device, args.threads)
     make_env = partial(make_env, while_compiling=heartbeat.excused)

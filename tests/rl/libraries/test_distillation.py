@@ -102,7 +102,6 @@ def test_iterate_imitates_the_teacher_of_a_runs_configuration(
         (STUDENT, "needs --teacher RUN"),
         ((*STUDENT, "--teacher", "nobody"), "--teacher nobody: "),
         (("--teacher", "latest"), "--agent.algorithm.name distillation"),
-        ((*STUDENT, "--teacher", "latest", "--agent.library", "skrl"), "does not support"),
         ((*STUDENT, "--teacher", "RUN/config.yaml"), "--teacher "),
     ],
 )

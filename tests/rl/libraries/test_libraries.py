@@ -13,12 +13,16 @@ import pytest
 import torch
 from rsl_rl import algorithms
 
+from mjfleet.config import from_dict
+from mjfleet.errors import UserError
+from mjfleet.rl.build_algorithm import choose_algorithm
 from mjfleet.rl.learner import Learner
 from mjfleet.rl.libraries.rl_games import RlGamesPPO
 from mjfleet.rl.libraries.skrl import SkrlPPO
 from mjfleet.rl.libraries.skrl_jax import JaxPPO
 
-from ...conftest import Output, Refusal, only_run, rows
+from ...conftest import Output, Refusal, Run, only_run, rows
+from ...env.test_env import BUNDLED
 from ..ppo.test_ppo import agent, learn
 from ..test_ranks import weights
 
@@ -124,11 +128,30 @@ def test_a_run_with_another_library_is_a_run_like_any(
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
 
+UNKNOWN: dict[str, dict[str, Any]] = {
+    "--agent.actor.class-name RNNModel": {"actor": {"class_name": "RNNModel"}},
+    "--agent.algorithm.name distillation": {"algorithm": {"name": "distillation"}},
+    "--agent.algorithm.optimizer sgd": {"algorithm": {"optimizer": "sgd"}},
+    "random network distillation": {"algorithm": {"rnd_cfg": {"weight": 0.5}}},
+    "torch.compile": {"torch_compile_mode": "default"},
+    "symmetry": {
+        "algorithm": {"symmetry_cfg": {"data_augmentation_func": "a:b", "use_mirror_loss": True}}
+    },
+}
+
+
+@pytest.mark.parametrize("library", ["skrl", "skrl-jax", "rl_games"])
+@pytest.mark.parametrize("words", UNKNOWN)
+def test_a_library_says_what_it_does_not_support(words: str, library: str) -> None:
+    config = from_dict(agent(), {"library": library, **UNKNOWN[words]})
+    with pytest.raises(UserError, match=f"^--agent.library {library} does not support {words};"):
+        choose_algorithm(config, BUNDLED["cartpole-balance"].load)
+
+
 @pytest.mark.parametrize(
     ("library", "flags", "message"),
     [
-        ("skrl-jax", ("--agent.actor.class-name", "RNNModel"), "RNNModel"),
-        ("rl_games", ("--agent.algorithm.backprop", "autograd"), "autograd"),
+        ("rl_games", ("--dry-run", "--agent.algorithm.backprop", "autograd"), "backprop autograd"),
         ("rl_games", (), "--extra rl-games"),
     ],
 )
@@ -141,3 +164,15 @@ def test_what_cannot_be_is_refused(
     shown = refusal("train", "cartpole-balance", "--agent.library", library, *flags)
     assert f"--agent.library {library}" in shown
     assert message in shown
+
+
+def test_a_run_with_what_a_library_does_not_support_leaves_nothing(
+    run: Run, tmp_path: Path
+) -> None:
+    flags = ("--agent.library", "skrl", "--agent.algorithm.optimizer", "sgd")
+    done = run("train", "cartpole-balance", *flags)
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    words = "--agent.library skrl does not support --agent.algorithm.optimizer sgd; rsl_rl does."
+    assert errors == [f"error: {words}"]
+    assert not list(tmp_path.glob("logs/*/*"))

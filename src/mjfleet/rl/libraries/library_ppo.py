@@ -19,6 +19,12 @@ from mjfleet.rl.rollout_learner import RolloutLearner
 class LibraryPPO(RolloutLearner):
     """Learns by a library's agent, whose gradients step our optimiser."""
 
+    usual_alone = (
+        "actor.class_name", "critic.class_name", "algorithm.name", "actor.distribution.class_name",
+        "algorithm.optimizer", "algorithm.normalize_advantage_per_mini_batch",
+        "algorithm.use_mixed_precision", "algorithm.backprop", "algorithm.learning_threads",
+    )  # fmt: skip
+
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         parameters = *self.actor.parameters(), *self.critic.parameters()
@@ -69,7 +75,3 @@ class LibraryPPO(RolloutLearner):
         self.reduce_parameters()
         for network in (self.actor, self.critic):
             nn.utils.clip_grad_norm_(network.parameters(), self.config.max_grad_norm)
-
-    def _mean_kl(self, kl: float) -> float:
-        """Return the mean over all ranks, so that all adapt their learning rates alike."""
-        return self.collectives.total([kl])[0] / self.collectives.world_size

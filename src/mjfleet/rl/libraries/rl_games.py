@@ -53,8 +53,7 @@ class RlGamesPPO(LibraryPPO):
             "bounds_loss_coef": 0.0, "critic_coef": 2.0 * config.value_loss_coef,  # It halves this.
             "normalize_input": False, "grad_norm": None,  # The optimiser clips what ranks average.
         }  # fmt: skip
-        model = ModelA2CContinuousLogStd(_Networks(self.actor, self.critic))
-        register_model("mjfleet", lambda _: model)
+        register_model("mjfleet", lambda _: ModelA2CContinuousLogStd(_Networks(self)))
         params = {"model": {"name": "mjfleet"}, "network": {"name": "actor_critic"}}
         # rl_games prints its settings, and makes folders for files that nobody writes here.
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
@@ -62,8 +61,8 @@ class RlGamesPPO(LibraryPPO):
             agent.writer.close()
         agent.optimizer = self.optimizer
         if self.schedule == "adaptive":
-            adapt = agent.scheduler.update
-            agent.scheduler.update = lambda *now: adapt(*now[:-1], self._mean_kl(now[-1]))
+            adapt, mean = agent.scheduler.update, self.collectives.mean
+            agent.scheduler.update = lambda *now: adapt(*now[:-1], mean(now[-1]))
         # As in rsl_rl, samples that fill no minibatch are left out. rl_games would refuse them.
         agent.dataset.minibatch_size = storage.num_envs * steps // config.num_mini_batches
         agent.dataset.length = config.num_mini_batches
@@ -73,9 +72,9 @@ class RlGamesPPO(LibraryPPO):
 class _Networks(NetworkBuilder.BaseNetwork):
     """rsl_rl's actor and critic for normalised observations, as rl_games' network."""
 
-    def __init__(self, actor: Any, critic: Any) -> None:
+    def __init__(self, learner: RlGamesPPO) -> None:
         super().__init__()
-        self.actor, self.critic = actor, critic
+        self.actor, self.critic = learner.actor, learner.critic
         self.build = lambda *_, **__: self  # As a builder of networks.
 
     def forward(self, inputs: dict[str, Any]) -> tuple[torch.Tensor | None, ...]:

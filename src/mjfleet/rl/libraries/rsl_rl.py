@@ -34,11 +34,8 @@ class _Holder(RolloutLearner):
         self.compiles = setup.agent.torch_compile_mode is not None
         self.scratch(*vars(self))
 
-    def train_mode(self) -> None:
-        self.inner.train_mode()
-
-    def eval_mode(self) -> None:
-        self.inner.eval_mode()
+    def train_mode(self, is_training: bool = True) -> None:
+        self.inner.train_mode() if is_training else self.inner.eval_mode()
 
     def set_learning_rate(self, rate: float, name: str = "optimizer") -> None:
         super().set_learning_rate(rate, name)

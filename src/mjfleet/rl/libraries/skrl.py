@@ -68,7 +68,7 @@ class SkrlPPO(LibraryPPO):
         if self.schedule == "adaptive":
             schedule: Any = KLAdaptiveLR(self.optimizer, kl_threshold=own.desired_kl)
             agent.scheduler, adapt = schedule, schedule.step
-            schedule.step = lambda kl: adapt(self._mean_kl(kl))
+            schedule.step = lambda kl: adapt(self.collectives.mean(kl))
         return agent
 
     def _update(self, seen: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:

@@ -23,8 +23,7 @@ from skrl.resources.schedulers.jax import KLAdaptiveLR
 class _Network:
     """rsl_rl's actor or critic for normalised observations in JAX, as skrl's PPO calls it."""
 
-    optimizer: torch.optim.Optimizer | None = None
-    """The critic has that of both, so that another library can continue, and ranks average once."""
+    optimizer: Any = None  # The critic has that of both: another library can continue with it.
 
     def __init__(self, network: Any) -> None:
         self.network = network

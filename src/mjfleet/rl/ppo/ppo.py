@@ -18,14 +18,13 @@ from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGau
 from tensordict import TensorDict
 from torch.distributions import Normal
 
-from mjfleet.config import AgentConfig
 from mjfleet.rl.algorithm import NUMBERS, Algorithm
 from mjfleet.rl.device import optimizer as device_optimizer
 from mjfleet.rl.device.graph_capture import Captured
 from mjfleet.rl.equivariance import Equivariance
-from mjfleet.rl.learner import Load, Setup
+from mjfleet.rl.learner import Setup
 from mjfleet.rl.minibatches import Minibatch, Minibatches, forget_nodes, room_for_distribution
-from mjfleet.rl.networks import augmentation, lacking
+from mjfleet.rl.networks import augmentation
 from mjfleet.rl.normalizers import update_normalizers
 from mjfleet.rl.ppo import loss_check
 from mjfleet.rl.ppo.cpu_backprop import choose_backprop
@@ -39,6 +38,7 @@ GAUSSIANS = GaussianDistribution, HeteroscedasticGaussianDistribution
 class PPO(Algorithm):
     """PPO by autograd; on a CPU by gradients in closed form, where CpuBackprop has them."""
 
+    usual_alone = ()
     captures = False
     """Whether a `loss` of a subclass may become a CUDA graph, see docs/networks.md."""
 
@@ -71,10 +71,6 @@ class PPO(Algorithm):
         self._step = Captured("the step", self._apply_gradients, self._stepped, capture)
         self._numbers = [getattr(self, name) for name in NUMBERS]
         self.scratch("_read_rate", *vars(self).keys() - before)
-
-    @classmethod
-    def requires(cls, agent: AgentConfig, load: Load) -> str | None:
-        return lacking(agent, load)
 
     def check(self, obs: TensorDict) -> None:
         loss_check.check(self, obs)

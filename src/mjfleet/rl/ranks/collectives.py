@@ -39,6 +39,10 @@ class Collectives:
         self.all_reduce(tensor)
         return tensor.tolist()
 
+    def mean(self, value: float) -> float:
+        """Return the mean over all ranks. Waits for the device."""
+        return self.total([value])[0] / self.world_size
+
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
         """Return the `values` of every rank, in float64. All ranks pass equally many."""
         if self.world_size == 1:
