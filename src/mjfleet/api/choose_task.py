@@ -21,6 +21,7 @@ from mjfleet.launch.launch_plan import new_folder
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.config_yaml import from_file, of_algorithm, read_config, without_task
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
+from mjfleet.runs.run_files import pin_files
 
 Config = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
 _given: set[Path] = set()  # Folders of runs that this process has begun, made or not.
@@ -72,7 +73,8 @@ def choose_task(
     except UserError as error:
         raise UserError(f"{found.name}: {error}") from None
     refuse_unused(chosen.agent, _typed(changes))
-    return found, settle(found, chosen, lambda field: given.get(field) is not None)
+    chosen = settle(found, chosen, lambda field: given.get(field) is not None)
+    return found, pin_files(found, chosen, place)
 
 
 def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> ClassTask:

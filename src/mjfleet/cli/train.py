@@ -34,6 +34,7 @@ from mjfleet.runs.config_yaml import classes_in, from_file, read_config, recorde
 from mjfleet.runs.named_run import networks_of, with_teacher
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.read_facts import read_facts
+from mjfleet.runs.run_files import pin_files
 from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.start import INIT_STD, NEW, Chosen, Start, compare, decide
 from mjfleet.runs.task_snapshot import changes_since, is_snapshot
@@ -141,6 +142,7 @@ def configure(arguments: Sequence[str], locks: list[RunLock] | None = None) -> C
     if start.kind.startswith("new") and uses_gpus(config, os.environ):
         config = found.with_usual_on_gpu(config, {*typed, *by_dotted_name(file)})
     config = settle(found, config, typed.__contains__)
+    config = pin_files(found, config, start.base, recorded)
     if start.kind.startswith("continue"):
         # The run has these in its configuration.
         config = replace(config, init_from=facts.init_from or config.init_from)

@@ -1,7 +1,8 @@
 """The step that is built from what a task author writes; see contract.py."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import torch
@@ -59,6 +60,7 @@ class Env(StatefulEnv[C]):
         seed: int,
         shard: EnvShard | None = None,
         group_size: int = 1,
+        places: Sequence[Path] = (Path(),),
     ) -> None:
         """Build the environments and reset them.
 
@@ -70,12 +72,14 @@ class Env(StatefulEnv[C]):
                 however many workers share them. None: training.
             group_size: so many neighbours have the same number and draw the same random numbers, so
                 that their actions alone make them different. A divisor of `num_envs`.
+            places: folders of files that `cfg` names, see mjfleet/utils/input_files.py.
 
         Raises:
             UserError: the model has no actuator, a method returns a wrong type or shape, or a state
                 is declared wrongly or not finite.
         """
         self.cfg = cfg
+        self.places = tuple(places)
         self.sim = sim
         self.num_envs = sim.num_envs
         self.device = sim.device

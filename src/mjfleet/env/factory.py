@@ -4,9 +4,10 @@ import copy
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import mujoco
@@ -40,6 +41,7 @@ def build_env(
     rank: int = 0,
     shard: EnvShard | None = None,
     group_size: int = 1,
+    runs: Sequence[Path] = (),
     while_compiling: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Env[Any]:
     """Build a task's environment; call it inside `on_device`.
@@ -53,6 +55,7 @@ def build_env(
         rank: number of the worker, whose training environments have a seed of their own.
         shard: see Env; None: for training.
         group_size: see Env.
+        runs: folders with copies of the files that the configuration names.
         while_compiling: surrounds what may compile kernels.
 
     Raises:
@@ -68,14 +71,14 @@ def build_env(
     num_envs, seed = config.env.num_envs, rank_seed(config.agent.seed, rank)
     if shard is not None:
         num_envs, seed = shard.count, shard.seed
-    cfg = replace(config.env, num_envs=num_envs)
+    cfg, places = replace(config.env, num_envs=num_envs), (*runs, Path(), found.folder)
     model = _make_model(env_class, cfg)
     if device == "cpu":
         state = model.nq + 2 * model.nv + model.na + model.nu + 6 * model.nbody
         check_fits(f"the states of {num_envs} environments", 4 * num_envs * state)
     with while_compiling():
         if engine == "warp" and None in (cfg.nconmax, cfg.njmax):
-            cfg = _with_room(cfg, config, env_class, model, device)
+            cfg = _with_room(cfg, config, env_class, model, device, places)
         sim = make_simulation(
             engine,
             model,
@@ -86,7 +89,7 @@ def build_env(
             njmax=cfg.njmax,
             deterministic=config.deterministic,
         )
-        env = env_class(cfg, sim, seed, shard, group_size)
+        env = env_class(cfg, sim, seed, shard, group_size, places)
     env.on_nan = config.on_nan
     built = {"num_actions": env.num_actions, "observation_sizes": observation_sizes(env)}
     for what, found_size in built.items():
@@ -118,7 +121,12 @@ def _make_model(env_class: type[Env[Any]], cfg: EnvConfig) -> mujoco.MjModel:
 
 
 def _with_room(
-    cfg: EnvConfig, config: TrainConfig, env_class: type[Env[Any]], model: Any, device: str
+    cfg: EnvConfig,
+    config: TrainConfig,
+    env_class: type[Env[Any]],
+    model: Any,
+    device: str,
+    places: Sequence[Path],
 ) -> EnvConfig:
     """Return `cfg` with ample room for contacts and constraints where it says None.
 
@@ -130,7 +138,7 @@ def _with_room(
     given = {name: getattr(cfg, name) for name in names}
     with own_random_numbers(config.agent.seed, device), torch.inference_mode():
         sim = make_simulation("warp", copy.copy(model), count, device=device, **given)
-        env = env_class(replace(cfg, num_envs=count), sim, config.agent.seed)
+        env = env_class(replace(cfg, num_envs=count), sim, config.agent.seed, places=places)
         env.on_nan = "reset"
         overflows: object = True
         while overflows:  # The room has then been enlarged.

@@ -16,6 +16,7 @@ class EvaluatedLevels:
 
     of_envs: torch.Tensor  # Levels of this worker's environments, `(num_envs,)`, long.
     numbers: tuple[int, ...]  # Levels of all workers' environments, each once, in order.
+    names: tuple[str, ...] = ()  # Names of all levels, such as those of clips, or none.
 
 
 class Levels:
@@ -66,11 +67,12 @@ class Levels:
         self.now.copy_(levels.to(place.device)[place].clamp(0, self._count - 1))
 
 
-def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
+def evaluation_levels(env: Env[Any], count: int, names: tuple[str, ...] = ()) -> torch.Tensor:
     """Return on which of `count` levels each environment is evaluated, `(num_envs,)`, long.
 
     For curricula without `Levels`, where `env.is_evaluation` is true. The environments of all
-    workers are divided evenly among the levels that `env.levels_to_evaluate` names.
+    workers are divided evenly among the levels that `env.levels_to_evaluate` names. Levels that
+    have `names` are evaluated by each metric.
 
     Raises:
         UserError: this is no evaluation; `levels_to_evaluate` names no level, or one that does not
@@ -88,5 +90,5 @@ def evaluation_levels(env: Env[Any], count: int) -> torch.Tensor:
     # Each environment has the middle of its part: of 8 levels, one has 4; two have 2 and 6.
     places = (2 * env.env_ids + 1) * len(numbers) // (2 * env.shard.total)
     levels = torch.tensor(numbers, device=env.device)[places]
-    env.evaluated = env.evaluated or EvaluatedLevels(levels, tuple(sorted({*numbers})))
+    env.evaluated = env.evaluated or EvaluatedLevels(levels, tuple(sorted({*numbers})), names)
     return levels.clone()

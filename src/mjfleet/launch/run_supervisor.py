@@ -19,6 +19,7 @@ from mjfleet.launch.log_directory import log_name
 from mjfleet.launch.output_relay import OutputRelay
 from mjfleet.runs.checkpoints import CHECKPOINT_BYTES, forget_rank_files, rank_files_in
 from mjfleet.utils.console import print_line
+from mjfleet.utils.input_files import FILE_BYTES, FOLDER
 from mjfleet.utils.safe_read import open_regular
 from mjfleet.worker.failure_record import ALONE_SECONDS, Failure
 from mjfleet.worker.heartbeat import Heartbeat
@@ -89,7 +90,10 @@ class RunSupervisor:
         names = [log_name(host.name, i) for i in range(len(args.devices))] + [f"{host}.log"]
         if host.is_here:
             names = [str((logs / name).absolute()) if logs else os.devnull for name in names]
-        elif checkpoint and node > 0:
+        elif node > 0:
+            for path in sorted(self._plan.run_dir.joinpath(FOLDER).glob("*")):
+                host.send_file(path.name, open_regular(path, FILE_BYTES))
+        if checkpoint and node > 0 and not host.is_here:
             ranks = [args.rank_of(i).rank for i in range(len(args.devices))]
             beside = [path for rank in ranks for path in rank_files_in(checkpoint.parent, rank)]
             for path in (*beside, checkpoint):

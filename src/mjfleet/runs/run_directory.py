@@ -38,6 +38,7 @@ from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.named_run import Parent, begun_with
 from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
+from mjfleet.runs.run_files import copy_files
 from mjfleet.runs.run_json import RECORD_FILE, now, read_record
 from mjfleet.runs.run_lock import (
     BRIEF_SECONDS,
@@ -51,14 +52,15 @@ from mjfleet.runs.start import Start
 from mjfleet.runs.task_snapshot import FOLDER, TaskCode, code_of, keep, snapshot_folder
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line, print_error
+from mjfleet.utils.input_files import FOLDER as FILES
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
 
 BEGUN = "a run has begun in {} meanwhile: start the command again."
 WRITTEN = (
     CONFIG_FILE, "configs", ATTEMPTS, METRICS_FILE, "checkpoints", "failures", FOLDER, "torchrunx",
-    "videos", "plots", "exported", "report.html", "wandb", "events.out.tfevents.*", ".attempt.tmp",
-    RECORD_FILE,
+    FILES, "videos", "plots", "exported", "report.html", "wandb", "events.out.tfevents.*",
+    ".attempt.tmp", RECORD_FILE,
 )  # fmt: skip
 """What a run, and commands about it, write into its directory beside the lock's file; names, or
 patterns of them. `configs` and `.attempt.tmp` are of earlier versions. What is removed last comes
@@ -246,6 +248,7 @@ class RunDirectory:
                 with source.open("rb") as original:
                     write_atomically(copy, partial(shutil.copyfileobj, original))
         keep(code, path)
+        copy_files(found, config, path, attempt.start.base)
         if self._is_new:
             write_pointer(path, 1, parent.iteration or 0 if parent else 0)
             complete(path)

@@ -59,15 +59,18 @@ def find_policy(
 
 
 def build(
-    found: FoundTask, config: TrainConfig, engine: Any, device: str, threads: int
+    found: FoundTask, config: TrainConfig, engine: Any, device: str, threads: int, *runs: Path
 ) -> "Env[Any]":
-    """Build environments as for an evaluation: the levels of a curriculum stay the same."""
+    """Build environments as for an evaluation: the levels of a curriculum stay the same.
+
+    `runs` are folders with copies of the files that the configuration names.
+    """
     from mjfleet.env import EnvShard
     from mjfleet.env.factory import build_env
 
     num_envs = config.env.num_envs
     shard = EnvShard(0, num_envs, num_envs, seed=config.agent.seed)
-    return build_env(found, config, engine, device, threads, shard=shard)
+    return build_env(found, config, engine, device, threads, shard=shard, runs=runs)
 
 
 def load_policy(
@@ -82,6 +85,6 @@ def load_policy(
     from mjfleet.rl.build_algorithm import policy_of
     from mjfleet.rl.checkpoints.files import load_policy as load
 
-    env = build(found, config, engine, device, threads)
+    env = build(found, config, engine, device, threads, run_dir_of(checkpoint))
     policy = policy_of(env, config.agent, found.load)
     return env, policy, load(checkpoint, policy)

@@ -42,7 +42,8 @@ def build(
     load_classes(config.agent, found.load)  # Before minutes of building.
     device, evaluator = args.devices[rank.local_rank], None
     make_env = partial(build_env, found, config, args.engine, device, args.threads)
-    make_env = partial(make_env, while_compiling=heartbeat.excused)
+    runs = run_dir, Path(args.scratch)
+    make_env = partial(make_env, runs=runs, while_compiling=heartbeat.excused)
     is_compiled = args.engine == "warp"
     with first_worker_compiles(rank, collectives, heartbeat) if is_compiled else nullcontext():
         env = make_env(rank=rank.rank, group_size=config.agent.algorithm.envs_per_group)

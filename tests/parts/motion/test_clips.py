@@ -1,0 +1,123 @@
+"""Clips of all formats give the same positions; what does not fit the robot is refused."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from mjfleet.errors import UserError
+from mjfleet.parts.motion.clips import read_clip
+from mjfleet.parts.motion.kinematics import forward
+
+from .robots import MODEL, XML, moving
+
+Arrays = dict[str, Any]
+MUJOCO, BREADTH_FIRST = [1, 2, 3, 4], [1, 2, 4, 3]
+"""Orders of the bodies; that of the joints is theirs."""
+
+
+def own() -> Arrays:
+    clip = moving()
+    return {"rate": clip.rate, "joints": np.array(clip.joints), "qpos": clip.qpos.numpy()}
+
+
+def nameless(order: list[int] = MUJOCO, model: mujoco.MjModel = MODEL) -> Arrays:
+    """The motion as mjlab and Isaac Lab write it."""
+    qpos = moving().qpos
+    found = forward(model, qpos, order)
+    joints = [i - 2 for i in order[1:]]
+    return {
+        "fps": np.array([50]),
+        "joint_pos": qpos[:, 7:].numpy()[:, joints],
+        "body_pos_w": found.positions.numpy(),
+        "body_quat_w": found.rotations.numpy(),
+    }
+
+
+def save(folder: Path, arrays: Arrays) -> Path:
+    np.savez_compressed(folder / "clip.npz", **arrays)
+    return folder / "clip.npz"
+
+
+def csv(folder: Path, change: Callable[[np.ndarray], object] = lambda rows: None) -> Path:
+    qpos = moving(rate=30.0).qpos.numpy().copy()
+    qpos[:, 3:7] = qpos[:, [4, 5, 6, 3]]
+    change(qpos)
+    np.savetxt(folder / "clip.csv", qpos, delimiter=",")
+    return folder / "clip.csv"
+
+
+def test_every_format_gives_the_same_positions(tmp_path: Path) -> None:
+    wanted = moving().qpos
+    permuted = own() | {"joints": own()["joints"][[2, 0, 1]]}
+    permuted["qpos"] = permuted["qpos"][:, [*range(7), 9, 7, 8]]
+    for arrays in (own(), permuted, nameless(), nameless(BREADTH_FIRST)):
+        clip = read_clip(save(tmp_path, arrays), MODEL)
+        assert (clip.name, clip.rate, clip.joints) == ("clip", 50.0, moving().joints)
+        torch.testing.assert_close(clip.qpos, wanted, rtol=0, atol=1e-12)
+    clip = read_clip(csv(tmp_path), MODEL)
+    assert clip.rate == 30.0
+    torch.testing.assert_close(clip.qpos, moving(rate=30.0).qpos, rtol=0, atol=1e-12)
+    assert read_clip(tmp_path / "clip.csv", MODEL, 25.0).rate == 25.0
+    moving().write(tmp_path / "own.npz")
+    again = read_clip(tmp_path / "own.npz", MODEL)
+    torch.testing.assert_close(again.qpos, wanted, rtol=0, atol=1e-6)
+
+
+def test_a_nameless_file_of_another_robot_is_refused_with_the_error(tmp_path: Path) -> None:
+    other = mujoco.MjModel.from_xml_string(XML.replace('pos="0 0 -0.3"', 'pos="0 0 -0.31"'))
+    path = save(tmp_path, nameless(BREADTH_FIRST, other))
+    text = f"{path}: it has no names.* off by up to .* mm in MuJoCo's order, 10 mm in breadth-first"
+    with pytest.raises(UserError, match=text):
+        read_clip(path, MODEL)
+
+
+def without(key: str) -> Callable[[Arrays], object]:
+    return lambda arrays: arrays.pop(key)
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "message"),
+    [
+        (own, lambda a: a.update(joints=np.array(["left_hip", "knee", "right_hip"])),
+         "it lacks left_knee; the robot lacks knee"),
+        (own, lambda a: a.update(qpos=a["qpos"][:, :9]),
+         r"qpos is \(151, 9\); it must be \('frames', 10\)"),
+        (own, lambda a: a["qpos"].__setitem__((7, 2), np.nan), "row 7 has a number that is not"),
+        (own, lambda a: a["qpos"].__setitem__((7, slice(3, 7)), 0.6), "row 7: the quaternion has"),
+        (own, lambda a: a.update(qpos=a["qpos"][:1]), "it has 1 frames; a motion has two"),
+        (own, without("joints"), "it has rate, qpos; it must have rate, joints and qpos, or fps"),
+        (nameless, lambda a: a.update(joint_pos=a["joint_pos"][:, :2]),
+         r"joint_pos is \(151, 2\); it must be \('frames', 3\)"),
+        (nameless, lambda a: a.update(body_pos_w=a["body_pos_w"][:, :3]),
+         r"body_pos_w is \(151, 3, 3\); it must be \('frames', 4, 3\)"),
+        (own, lambda a: a.update(qpos=np.array([{}])), "it cannot be read"),
+    ],
+)  # fmt: skip
+def test_an_npz_that_does_not_fit_is_refused(
+    tmp_path: Path, make: Callable[[], Arrays], change: Callable[[Arrays], object], message: str
+) -> None:
+    arrays = make()
+    change(arrays)
+    with pytest.raises(UserError, match=f"clip.npz: .*{message}"):
+        read_clip(save(tmp_path, arrays), MODEL)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    narrow = csv(tmp_path)
+    np.savetxt(narrow, np.ones((4, 9)), delimiter=",")
+    with pytest.raises(UserError, match="rows have 9 numbers; 10 are needed, of which 3 are joint"):
+        read_clip(narrow, MODEL)
+    with pytest.raises(UserError, match="row 2: the quaternion has the length 2"):
+        read_clip(csv(tmp_path, lambda rows: rows[2].__setitem__(slice(3, 7), 1.0)), MODEL)
+    for name, text in (("clip.csv", "a,b\n"), ("clip.npz", "no zip"), ("clip.pkl", "")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UserError, match=re.escape(name)):
+            read_clip(tmp_path / name, MODEL)
+    with pytest.raises(UserError, match="No such file"):
+        read_clip(tmp_path / "none.npz", MODEL)
