@@ -5,7 +5,7 @@ python benchmarks/learning.py [TASK] [flags]
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
@@ -59,8 +59,9 @@ class LearningOptions(MjlabOptions):
     best reward."""
     num_envs: Count = 1024
     """Environments."""
-    peer: Literal["mjlab", "skrl", "skrl-jax", "rl_games", "grpo", "none"] = "mjlab"
-    """The stack to compare with, or what learns here instead of our PPO: a library's, or GRPO."""
+    peer: Literal["mjlab", "skrl", "skrl-jax", "rl_games", "grpo", "sac", "none"] = "mjlab"
+    """The stack to compare with, or what learns here instead of our PPO: a library's, GRPO, or SAC
+    with its usual environments and steps, from as many samples."""
 
 
 def learning(setup: Setup, options: LearningOptions) -> Result:
@@ -73,7 +74,7 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     seeds = range(options.seed, options.seed + options.repeats)
     configs = [setup.config(num_envs, max_iterations=iterations, seed=seed) for seed in seeds]
     peer = find_peer("mjlab", setup, options.mjlab) if options.peer == "mjlab" else None
-    library = options.peer if options.peer not in ("mjlab", "grpo", "none") else "rsl_rl"
+    library = options.peer if options.peer not in ("mjlab", "grpo", "sac", "none") else "rsl_rl"
     other = setup.config(num_envs, library=library).agent
     need_extra(other.extra, f"--peer {options.peer}", other.packages)
     names = [who for who in dict.fromkeys(["mjfleet", options.peer]) if who != "none"]
@@ -81,6 +82,8 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     def train(who: str, config: TrainConfig) -> dict[str, Any]:
         if peer and who == peer.name:
             return train_peer(setup, peer, config)
+        if who == "sac":
+            return train_ours(setup, with_sac(setup, config))
         flag = "--agent.algorithm.name" if who == "grpo" else "--agent.library"
         return train_ours(setup, config, (flag, who) if who != "mjfleet" else ())
 
@@ -90,11 +93,14 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     left = {who: iter(configs) for who in names}
     keys = [{"who": who} for who in names]
     samples = setup.rounds(keys, lambda who: train(who, next(left[who])), "{who}")
-    steps = num_envs * configs[0].agent.num_steps_per_env
+    steps = {who: steps_of(with_sac(setup, configs[0]) if who == "sac" else configs[0])
+             for who in names}  # fmt: skip
     runs: dict[str, list[Run]] = {who: [] for who in names}
     for sample in samples:
         rows = enumerate(sample["iterations"], 1)
-        runs[sample["who"]].append([{**row, "samples": n * steps / 1e6} for n, row in rows])
+        runs[sample["who"]].append(
+            [{**row, "samples": n * steps[sample["who"]] / 1e6} for n, row in rows]
+        )
     what = f"learning-{options.peer}" + "-until" * bool(until)
     plot = f"{what}-{setup.found.name}.png"
     Path(options.output).mkdir(parents=True, exist_ok=True)
@@ -103,6 +109,18 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
     versions = peer.versions if peer else stack_versions(*other.packages)
     notes = [*NOTES, *(peer.lacks if peer else ())]
     return setup.result(what, [table], notes, samples, plots=[plot], versions=versions)
+
+
+def with_sac(setup: Setup, config: TrainConfig) -> TrainConfig:
+    """Return a configuration in which SAC learns from as many samples."""
+    changed = setup.found.with_algorithm(config, "sac")
+    iterations = -(-config.agent.max_iterations * steps_of(config) // steps_of(changed))
+    return replace(changed, agent=replace(changed.agent, max_iterations=iterations))
+
+
+def steps_of(config: TrainConfig) -> int:
+    """Return the steps of all environments in an iteration."""
+    return config.env.num_envs * config.agent.num_steps_per_env
 
 
 def _panels(runs: Runs, until: Sequence[Condition]) -> list[Panel]:

@@ -235,6 +235,16 @@ def test_another_library_learns_in_turn(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sac_learns_from_as_many_samples(run: Run, tmp_path: Path) -> None:
+    flags = ("--peer", "sac", "--num-envs", "16", "--iterations", "10")
+    data = measured(run, tmp_path, "learning.py", further=flags)
+    ours, theirs = (sample["iterations"] for sample in data["samples"])
+    assert [len(ours), len(theirs)] == [10, 10 * 16 * 32 // (32 * 8)]
+    assert "loss/temperature" in theirs[-1]
+    assert "loss/temperature" not in ours[-1]
+
+
+@pytest.mark.slow
 def test_learning_says_when_all_conditions_held(run: Run, tmp_path: Path) -> None:
     both = ("--until", "mean_reward > 0.0", "learning_rate<1")
     data = measured(

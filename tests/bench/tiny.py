@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..conftest import REPOSITORY, Run
+from ..conftest import REPOSITORY, Run, changed
 
 BENCHMARKS = REPOSITORY / "benchmarks"
 
@@ -38,10 +38,10 @@ def measured(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     if arguments[0].endswith(".py"):
-        result = run_script(tmp_path, *arguments, *TINY, *further, TMPDIR=str(temporary))
+        result = run_script(tmp_path, *arguments, *changed(TINY, *further), TMPDIR=str(temporary))
         prog = "python benchmarks/"
     else:
-        result = run("mjfleet", "bench", *arguments, *TINY, *further, TMPDIR=str(temporary))
+        result = run("mjfleet", "bench", *arguments, *changed(TINY, *further), TMPDIR=str(temporary))
         prog = "mjfleet bench "
     assert result.returncode == 0, result.stderr
     assert not list(temporary.iterdir())

@@ -1,0 +1,47 @@
+"""What rewards are divided by, so that critics can predict the return."""
+
+import torch
+
+from mjfleet.config import SACConfig
+from mjfleet.rl.ranks.collectives import Collectives
+
+HEADROOM = 0.8
+"""Share of the critics' support that the largest return so far takes, once it is scaled."""
+
+
+class RewardScale:
+    """The deviation of returns, or their largest size as a share of the critics' support.
+
+    As in FlashSAC (arXiv:2604.04539); over all ranks.
+    """
+
+    def __init__(self, num_envs: int, num_steps: int, config: SACConfig, device: str) -> None:
+        self._gamma, self._largest = config.gamma, HEADROOM * config.support
+        self.returns = torch.zeros(num_envs, device=device)
+        """The discounted sum of past rewards of each environment's episode."""
+        self.moments = torch.zeros(4, dtype=torch.float64, device=device)
+        """Number, sum, sum of squares and largest size of `returns`."""
+        self.scale = torch.ones((), device=device)
+        self._recent = torch.zeros(num_steps, num_envs, device=device)
+
+    def record(self, step: int, rewards: torch.Tensor, dones: torch.Tensor) -> None:
+        """Take the rewards of a step of a rollout, and where episodes end, `(num_envs,)` each."""
+        self.returns.mul_(self._gamma).add_(rewards)
+        self._recent[step] = self.returns
+        self.returns.masked_fill_(dones, 0.0)
+
+    def learn(self, collectives: Collectives) -> None:
+        """Add the rollouts of all ranks to the moments, and compute the scale."""
+        returns = self._recent.double()
+        largest = returns.new_zeros(collectives.world_size)
+        largest[collectives.rank] = returns.abs().max()
+        number = torch.full_like(largest[:1], returns.numel())
+        sums = torch.cat((number, returns.sum().view(1), returns.square().sum().view(1), largest))
+        collectives.all_reduce(sums)
+        moments = self.moments
+        moments[:3] += sums[:3]
+        torch.maximum(moments[3], sums[3:].max(), out=moments[3])
+        mean = moments[1] / moments[0]
+        deviation = (moments[2] / moments[0] - mean.square()).clamp(min=0.0).sqrt()
+        scale = torch.maximum(deviation, moments[3] / self._largest)
+        self.scale.copy_(scale.clamp(min=1e-6))
