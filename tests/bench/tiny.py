@@ -37,11 +37,12 @@ def measured(
     """
     temporary = tmp_path / "temporary"
     temporary.mkdir()
+    flags = changed(TINY, *further)
     if arguments[0].endswith(".py"):
-        result = run_script(tmp_path, *arguments, *changed(TINY, *further), TMPDIR=str(temporary))
+        result = run_script(tmp_path, *arguments, *flags, TMPDIR=str(temporary))
         prog = "python benchmarks/"
     else:
-        result = run("mjfleet", "bench", *arguments, *changed(TINY, *further), TMPDIR=str(temporary))
+        result = run("mjfleet", "bench", *arguments, *flags, TMPDIR=str(temporary))
         prog = "mjfleet bench "
     assert result.returncode == 0, result.stderr
     assert not list(temporary.iterdir())
