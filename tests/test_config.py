@@ -92,7 +92,7 @@ def test_ppo_has_every_parameter_of_rsl_rl() -> None:
     built_by_the_runner = {"self", "actor", "critic", "storage", "device", "multi_gpu_cfg"}
     # Gradients of all workers travel as one buffer, so that there are no buckets to size.
     how_it_is_computed = {"name", "gradient_length", "loss_type", "backprop", "learning_threads"}
-    how_it_is_computed |= {"group_size"}
+    how_it_is_computed |= {"group_size", "share_cnn_encoders"}
     assert theirs - built_by_the_runner - {"grad_reduce_bucket_mb"} == ours - how_it_is_computed
 
 

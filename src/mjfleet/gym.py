@@ -41,10 +41,11 @@ def make(task: str, **settings: Any) -> "TaskEnv":
 class TaskVectorEnv(VectorEnv[Array, Array, Array]):
     """All environments of a task as one: arrays have the environment's index first.
 
-    Observations and rewards are float32. An episode that ends is followed by the next one in the
-    same step: `metadata["autoreset_mode"]` is SAME_STEP. The observation that is returned is then
-    the first one of the new episode, and `infos["final_obs"][i]` the last one of the old, where
-    `infos["_final_obs"][i]`. Failures are `terminations`, time-outs are `truncations`.
+    Observations and rewards are float32; images of bytes stay bytes. An episode that ends is
+    followed by the next one in the same step: `metadata["autoreset_mode"]` is SAME_STEP. The
+    observation that is returned is then the first one of the new episode, and
+    `infos["final_obs"][i]` the last one of the old, where `infos["_final_obs"][i]`. Failures are
+    `terminations`, time-outs are `truncations`.
 
     The action space is bounded by the task's `action_limit`; further actions are the task's affair.
     """
@@ -93,10 +94,13 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
         self._restore_first, self._began = self.env.keep(), False
         self.env.before_reset = self._observe_ends
         self.num_envs = self.env.num_envs
-        shape = tuple(groups[observations].shape[1:])
+        first = groups[observations]
+        shape, is_bytes = tuple(first.shape[1:]), first.dtype == torch.uint8
         limit = np.full(self.env.num_actions, torch.as_tensor(self.env.action_limit).cpu())
         limit = limit.astype(np.float32)
-        self.single_observation_space = Box(-np.inf, np.inf, shape, np.float32)
+        self.single_observation_space = (
+            Box(0, 255, shape, np.uint8) if is_bytes else Box(-np.inf, np.inf, shape, np.float32)
+        )
         self.single_action_space = Box(-limit, limit, dtype=np.float32)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -160,7 +164,8 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
         if dones.any():
             restore = self.env.keep()
             group = self.env.observe()[self._group]
-            self._final = group.to("cpu", torch.float32, copy=True).numpy()
+            dtype = self.env.get_observations()[self._group].dtype
+            self._final = group.to("cpu", dtype, copy=True).numpy()
             restore()
 
     def _observations(self) -> Array:

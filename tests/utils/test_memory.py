@@ -27,6 +27,8 @@ def test_other_errors_stay_what_they_are() -> None:
 
 
 def test_what_is_larger_than_this_host_is_refused() -> None:
-    check_fits("the worlds", psutil.virtual_memory().total // 2)
-    with pytest.raises(UserError, match=r"the worlds need at least .* GiB"):
-        check_fits("the worlds", 2 * psutil.virtual_memory().total)
+    check_fits("the worlds", psutil.virtual_memory().total // 2, 8)
+    with pytest.raises(
+        UserError, match=r"the worlds need at least .* GiB; of 8 environments 4 would fit"
+    ):
+        check_fits("the worlds", 2 * psutil.virtual_memory().total, 8)

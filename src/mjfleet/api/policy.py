@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from mjfleet.rl.networks import image_dtypes
 from mjfleet.tools.trained_policy import find_policy, load_policy
 
 
@@ -28,15 +29,16 @@ class Policy:
         """Return actions `(num_envs, num_actions)`, float32.
 
         Args:
-            observations: groups as an environment returns them, `(num_envs, size)` each: a
-                TensorDict, or a mapping of tensors or arrays.
+            observations: groups as an environment returns them, `(num_envs, size)` each, or
+                images: a TensorDict, or a mapping of tensors or arrays.
 
         Raises:
             KeyError: a group that the policy observes is missing.
         """
+        types = dict.fromkeys(self.module.obs_groups, torch.float32) | image_dtypes(self.module)
         tensors = {
-            name: torch.as_tensor(observations[name], dtype=torch.float32, device=self.device)
-            for name in self.module.obs_groups
+            name: torch.as_tensor(observations[name], dtype=dtype, device=self.device)
+            for name, dtype in types.items()
         }
         size = len(next(iter(tensors.values())))
         return self.module(TensorDict(tensors, batch_size=[size]))

@@ -145,6 +145,8 @@ class PPOConfig(AlgorithmConfig):
     """Whether advantages are normalised per minibatch instead of over the whole rollout."""
     use_mixed_precision: bool = False
     """Whether forward pass and loss of an update use bfloat16 where that is safe."""
+    share_cnn_encoders: bool = False
+    """Whether actor and critic, which then observe the same images, encode them by one network."""
     rnd_cfg: RndConfig | None = None
     """Random network distillation; set in the task's configuration or in a file."""
     symmetry_cfg: SymmetryConfig | None = None

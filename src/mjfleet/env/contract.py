@@ -126,7 +126,7 @@ class EnvContract(VecEnv, Generic[C]):
     @abstractmethod
     def observe(self) -> dict[str, torch.Tensor]:
         """Return observation groups, "actor" and "critic" at least: each `(num_envs, size)`, or
-        `(num_envs, channels, height, width)` for a CNNModel."""
+        `(num_envs, channels, height, width)` for a CNNModel, which may be of bytes (uint8)."""
 
     def terminated(self) -> torch.Tensor:
         """Return where the task has failed, `(num_envs,)`, bool, time-outs excluded. None unless

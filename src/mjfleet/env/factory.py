@@ -75,7 +75,7 @@ def build_env(
     model = _make_model(env_class, cfg)
     if device == "cpu":
         state = model.nq + 2 * model.nv + model.na + model.nu + 6 * model.nbody
-        check_fits(f"the states of {num_envs} environments", 4 * num_envs * state)
+        check_fits(f"the states of {num_envs} environments", 4 * num_envs * state, num_envs)
     with while_compiling():
         if engine == "warp" and None in (cfg.nconmax, cfg.njmax):
             cfg = _with_room(cfg, config, env_class, model, device, places)

@@ -120,6 +120,24 @@ class Camera:
         fx, fy = self.width / (right - left), self.height / (top - bottom)
         return {"fx": fx, "fy": fy, "cx": -left * fx, "cy": top * fy}
 
+    def describe(self) -> dict[str, Any]:
+        """Return what a robot's runtime has to know about the camera, as JSON data: its lens, and
+        where it is in the frame of its body."""
+        camera, model = self.env.sim.model.camera(self.name), self.env.sim.model
+        return {
+            "name": self.name,
+            "width": self.width,
+            "height": self.height,
+            "kinds": list(self.kinds),
+            "near": self.near,
+            "far": self.far,
+            "rate": round(1 / (self.env.step_dt * self._every), 6),
+            "body": model.body(int(model.cam_bodyid[camera.id])).name,
+            "pos": camera.pos.tolist(),
+            "quat": camera.quat.tolist(),
+            "intrinsics": self.intrinsics(),
+        }
+
     def _look(self) -> Images:
         size = self.name, self.width, self.height
         found, images = self.env.sim.images(*size, self._rendered, self._groups), Images()

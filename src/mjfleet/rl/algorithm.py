@@ -1,5 +1,6 @@
 """rsl_rl's PPO as a learner, whose update a subclass may replace. Runs in a worker."""
 
+import warnings
 from itertools import chain
 from typing import Any
 
@@ -35,7 +36,9 @@ class Algorithm(RolloutLearner, algorithms.PPO):
         RolloutLearner.__init__(self, setup)
         agent, before = setup.agent, {*vars(self)}
         parts: Any = self.actor, self.critic, self.storage
-        algorithms.PPO.__init__(self, *parts, device=setup.device, **self.settings | settings)
+        with warnings.catch_warnings():  # The optimiser goes, below, if it has parameters twice.
+            warnings.filterwarnings("ignore", ".*duplicate parameters")
+            algorithms.PPO.__init__(self, *parts, device=setup.device, **self.settings | settings)
         if not self.config.learns_values:
             self.critic.requires_grad_(False)
         # rsl_rl's update then calls `reduce_parameters`.
@@ -46,10 +49,10 @@ class Algorithm(RolloutLearner, algorithms.PPO):
         self.declare_novelty()
         self.extra = nn.ModuleDict(self._own_modules()).to(self.device)
         """The networks of `modules`, which are learned, saved and compared like the others."""
-        if self.extra:
+        if self.extra or self.config.share_cnn_encoders:
             learned = chain(*(x.parameters() for x in (self.actor, self.critic, self.extra)))
             make: Any = resolve_optimizer(self.config.optimizer)
-            # Each once: an own network may hold layers of the actor.
+            # Each once: the critic, or an own network, may hold layers of the actor.
             self.optimizer = make(dict.fromkeys(learned), lr=self.learning_rate)
         self.gradient = self.gradient_of()
         self.compile(agent.torch_compile_mode)

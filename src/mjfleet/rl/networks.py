@@ -12,6 +12,7 @@ from rsl_rl.extensions import resolve_rnd_config, resolve_symmetry_config
 from rsl_rl.storage import RolloutStorage
 from rsl_rl.utils import resolve_obs_groups
 from tensordict import TensorDict
+from torch import nn
 
 from mjfleet.config import ActorConfig, AgentConfig, PPOConfig, SymmetryConfig, to_dict
 from mjfleet.config.validation import is_class_path
@@ -42,14 +43,51 @@ def build_networks(
         settings = resolve_rnd_config(config["algorithm"], obs, groups, env)
         settings = resolve_symmetry_config(settings, env)
         del settings["class_name"]
+        is_shared = settings.pop("share_cnn_encoders") and agent.algorithm.learns_values
         for name in names:
             kind = config[name].pop("class_name")
-            networks[name] = kind(obs, groups, name, sizes[name], **config[name]).to(device)
+            more = _encoders(networks["actor"], kind) if is_shared and networks else {}
+            with contextlib.redirect_stdout(io.StringIO()):  # It says which encoders are shared.
+                network = kind(obs, groups, name, sizes[name], **config[name], **more)
+            if not more:
+                _scale_bytes(network, obs)
+            networks[name] = network.to(device)
             if kind is models.CNNModel:
-                _try_images(networks[name], obs)
+                _try_images(network, obs)
     except ValueError as error:
         raise UserError(f"the networks cannot be built: {error}") from error
     return networks, settings
+
+
+class BytesToUnits(nn.Module):
+    """Turns images of bytes into numbers from 0 to 1, inside of a network and of its graphs."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.to(torch.get_default_dtype()) / 255.0
+
+
+def image_dtypes(network: Any) -> dict[str, torch.dtype]:
+    """Return the type of the images that a network's convolutions encode, by group."""
+    firsts = {name: next(network.cnns[name].children()) for name in image_groups(network)}
+    return {name: torch.uint8 if isinstance(first, BytesToUnits) else torch.float32
+            for name, first in firsts.items()}  # fmt: skip
+
+
+def _scale_bytes(network: Any, obs: TensorDict) -> None:
+    """Let a network scale images of bytes. One of a class of the user's does that itself."""
+    for name in image_groups(network) if type(network) is models.CNNModel else ():
+        if obs[name].dtype == torch.uint8:
+            network.cnns[name].insert(0, BytesToUnits())
+
+
+def _encoders(actor: Any, kind: type[models.MLPModel]) -> dict[str, Any]:
+    """Return the encoders of an actor, for a critic of a class that takes them."""
+    flag = "--agent.algorithm.share-cnn-encoders needs"
+    if not image_groups(actor):
+        raise ValueError(f"{flag} an actor that encodes images")
+    if not issubclass(kind, models.CNNModel):
+        raise ValueError(f"{flag} a critic of the class CNNModel")
+    return {"cnns": actor.cnns}
 
 
 def make_storage(
@@ -58,9 +96,10 @@ def make_storage(
     """Return room for a rollout; UserError if it does not fit in the memory of the host."""
     obs = env.get_observations()
     if device == "cpu":
-        observed = sum(group[0].numel() for group in obs.values())
-        steps = env.num_envs * agent.num_steps_per_env
-        check_fits(f"{steps:,} steps of a rollout", 4 * steps * (observed + env.num_actions))
+        seen: Any = obs.values()
+        observed = sum(group[0].numel() * group.element_size() for group in seen)
+        steps, each = env.num_envs * agent.num_steps_per_env, observed + 4 * env.num_actions
+        check_fits(f"{steps:,} steps of a rollout", steps * each, env.num_envs)
     shape = env.num_envs, agent.num_steps_per_env
     return RolloutStorage(kind, *shape, obs, [env.num_actions], device)
 

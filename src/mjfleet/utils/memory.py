@@ -28,12 +28,15 @@ def enough_memory() -> Iterator[None]:
         raise
 
 
-def check_fits(what: str, size: int) -> None:
-    """Raise UserError for what takes more bytes than this host has.
+def check_fits(what: str, size: int, num_envs: int) -> None:
+    """Raise UserError for what takes more bytes than this host has, for so many environments.
 
     Linux promises more memory than there is, and kills the process that comes to use it.
     """
     total = psutil.virtual_memory().total
     if size > total:
         need, have = (f"{number / 2**30:,.0f} GiB" for number in (size, total))
-        raise UserError(f"{what} need at least {need} of memory, this host has {have}: {REMEDY}.")
+        fits = f"; of {num_envs:,} environments {num_envs * total // size:,} would fit"
+        raise UserError(
+            f"{what} need at least {need} of memory, this host has {have}{fits}: {REMEDY}."
+        )

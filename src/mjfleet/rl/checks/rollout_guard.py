@@ -67,7 +67,7 @@ class RolloutGuard:
         sizes = {
             name: torch.cat(parts).abs().flatten(0, 1).amax(dim=0).flatten()
             for name, parts in self._rollout(learned).items()
-            if name.startswith(("observation/", "reward"))
+            if name.startswith(("observation/", "reward")) and parts[0].is_floating_point()
         }
         size, name = max((x.max().item(), name) for name, x in sizes.items())
         return size, name if name == "reward" else f"{name}[{int(sizes[name].argmax())}]"
@@ -77,7 +77,8 @@ class RolloutGuard:
         # With on_nan="reset", bad states are reset; what is learned from must be finite.
         all_must, learned_from = self._env.on_nan == "stop", ("observation/", "action", "reward")
         names = [name for name in rollout if all_must or name.startswith(learned_from)]
-        return [part for name in names for part in rollout[name]]
+        parts = (part for name in names for part in rollout[name])
+        return [part for part in parts if part.dtype != torch.uint8]  # Bytes always are.
 
     def _rollout(self, learned: Learned) -> dict[str, list[torch.Tensor]]:
         """Return a rollout by name, each tensor `(steps, num_envs, ...)` in one part or two.

@@ -149,7 +149,7 @@ class _Pair(NamedTuple):
 
 
 class CpuBackprop:
-    """Computes values and PPO's gradients for two networks that share no parameters.
+    """Computes values and PPO's gradients for two networks that share at most encoders of images.
 
     One thread of each pair computes the policy, the other one the values. The pairs divide the
     samples among them. Rounding depends on the number of threads.

@@ -123,7 +123,7 @@ class SAC(Learner):
         numbers = sum(rows.shape[1] for rows in seen.values()) + env.num_actions + 1
         count, size = length * env.num_envs, 4 * length * env.num_envs * numbers
         if self.device == "cpu":
-            check_fits(f"{count:,} transitions of a replay", size)
+            check_fits(f"{count:,} transitions of a replay", size, env.num_envs)
         if self.collectives.rank == 0:
             saved = "" if config.save_replay else "; checkpoints are without it"
             print_line(f"each worker's replay takes up to {size / 2**20:,.0f} MiB{saved}")

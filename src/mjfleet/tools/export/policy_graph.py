@@ -11,6 +11,7 @@ import torch
 from rsl_rl.models import CNNModel
 
 from mjfleet.errors import UserError
+from mjfleet.rl.networks import image_dtypes
 
 Format = Literal["onnx", "torchscript"]
 
@@ -30,21 +31,26 @@ def make_graph(policy: Any, sizes: Sequence[int], kind: Format, metadata: str) -
     output in ONNX, `(layers, batch, size)`; in TorchScript the graph holds it, for a batch of one,
     and `reset()` clears it. Images are further inputs, in TorchScript one list. `policy` is the
     actor, one of rsl_rl's models, on the CPU; `sizes` are those of its observation groups;
-    `metadata` is put into the file. UserError if there is no graph for the policy's class.
+    `metadata` is put into the file. A policy of images alone has no other input. UserError if there
+    is no graph for the policy's class.
     """
     if not policy.obs_groups:
-        raise UserError("a policy that observes images alone cannot be exported.")
+        if kind == "torchscript" or type(policy) is not CNNModel:
+            raise UserError(
+                "a policy that observes images alone is exported as a CNNModel to ONNX."
+            )
+        return _onnx(_ImagesAlone(policy), metadata, policy)
     make = "as_onnx" if kind == "onnx" else "as_jit"
     for owner in type(policy).__mro__:
         if make in vars(owner):
             break
         if {"forward", "get_latent"} & vars(owner).keys():
             if kind == "onnx" and not policy.is_recurrent and not images_of(policy):
-                return _onnx(_Whole(policy, sizes), metadata)
+                return _onnx(_Whole(policy, sizes), metadata, policy)
             name = f"{owner.__module__.rpartition('.')[2]}:{owner.__name__}"
             raise UserError(f"{name} overrides how actions are computed: give it {make}() too.")
     if kind == "onnx":
-        return _onnx(policy.as_onnx(verbose=False), metadata)
+        return _onnx(policy.as_onnx(verbose=False), metadata, policy)
     return _torchscript(policy, metadata)
 
 
@@ -73,16 +79,34 @@ class _Whole(torch.nn.Module):
         return (torch.zeros(1, sum(self.sizes)),)
 
 
-def _onnx(graph: Any, metadata: str) -> bytes:
+class _ImagesAlone(torch.nn.Module):
+    """A policy as a graph whose inputs are images."""
+
+    output_names = (ACTIONS,)
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.policy, self.input_names = policy, list(policy.obs_groups_2d)
+
+    def forward(self, *images: torch.Tensor) -> torch.Tensor:
+        return self.policy(dict(zip(self.policy.obs_groups_2d, images, strict=True)))
+
+    def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.zeros(1, *shape) for shape in images_of(self.policy).values())
+
+
+def _onnx(graph: Any, metadata: str, policy: Any) -> bytes:
     import onnx
 
     # The exporter takes a size of 1 for a constant, so that the example is a batch of two.
-    observations, *others = graph.eval().get_dummy_inputs()
-    memory = [part.repeat(1, 2, 1) for part in others if part.ndim == 3]
-    images = [part.repeat(2, 1, 1, 1) for part in others if part.ndim == 4]
-    inputs = (observations.repeat(2, 1), *memory, *images)
+    examples, types = graph.eval().get_dummy_inputs(), image_dtypes(policy).values()
+    rows = [part.repeat(2, 1) for part in examples if part.ndim == 2]
+    memory = [part.repeat(1, 2, 1) for part in examples if part.ndim == 3]
+    images = [part.repeat(2, 1, 1, 1) for part in examples if part.ndim == 4]
+    images = [part.to(dtype) for part, dtype in zip(images, types, strict=True)]
+    inputs, names = (*rows, *memory, *images), graph.input_names[len(rows) :]
     batch = torch.export.Dim("batch")
-    dynamic: tuple[Any, ...] = ({0: batch}, *({1: batch} for _ in memory))
+    dynamic: tuple[Any, ...] = (*({0: batch} for _ in rows), *({1: batch} for _ in memory))
     if images:  # All in one argument.
         dynamic = (*dynamic, tuple({0: batch} for _ in images))
     # Silences warnings about missing torchvision and torch's own deprecations.
@@ -92,7 +116,7 @@ def _onnx(graph: Any, metadata: str) -> bytes:
         program = torch.onnx.export(
             graph,
             inputs,
-            input_names=[OBSERVATIONS, *graph.input_names[1:]],
+            input_names=[*[OBSERVATIONS] * len(rows), *names],
             output_names=[ACTIONS, *graph.output_names[1:]],
             dynamic_shapes=dynamic,
             opset_version=18,
@@ -126,12 +150,18 @@ def compare(policy: Any, sizes: Sequence[int], kind: Format, graph: bytes) -> tu
     generator, shapes = torch.Generator().manual_seed(0), images_of(policy)
     number = COMPARED_OBSERVATIONS
     rows = torch.randn(number, policy.obs_dim, generator=generator)
-    images = {k: torch.randn(number, *v, generator=generator) for k, v in shapes.items()}
+    types = image_dtypes(policy)
+    images = {
+        name: torch.randint(0, 256, (number, *shape), generator=generator, dtype=torch.uint8)
+        if types[name] == torch.uint8
+        else torch.randn(number, *shape, generator=generator)
+        for name, shape in shapes.items()
+    }
     if policy.obs_normalization:
         rows = policy.obs_normalizer.mean + policy.obs_normalizer.std * rows
-    steps = rows.view(COMPARED_OBSERVATIONS if policy.is_recurrent else 1, -1, policy.obs_dim)
+    steps = rows.unsqueeze(1 if policy.is_recurrent else 0)
     policy.reset()
-    groups = (zip(policy.obs_groups, step.split(sizes, dim=1), strict=True) for step in steps)
+    groups = (zip(policy.obs_groups, step.split([*sizes], dim=1), strict=True) for step in steps)
     expected = torch.cat([policy(dict(observation) | images) for observation in groups])
     actions = (_play_onnx if kind == "onnx" else _play_torchscript)(graph, steps, images)
     tolerated = TOLERANCE * max(1.0, expected.abs().max().item())
@@ -148,12 +178,14 @@ def _play_onnx(graph: bytes, steps: torch.Tensor, images: Images) -> torch.Tenso
 
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     seen = {name: image.numpy() for name, image in images.items()}
-    inputs = [part for part in session.get_inputs()[1:] if part.name not in seen]
+    named = {part.name for part in session.get_inputs()}
+    inputs = [part for part in session.get_inputs() if part.name not in {OBSERVATIONS, *seen}]
     shapes = {part.name: (part.shape[0], steps.shape[1], part.shape[2]) for part in inputs}
     memory: dict[str, Any] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     actions = []
     for step in steps:
-        newest, *after = session.run(None, {OBSERVATIONS: step.numpy()} | memory | seen)
+        rows = {OBSERVATIONS: step.numpy()} if OBSERVATIONS in named else {}
+        newest, *after = session.run(None, rows | memory | seen)
         actions.append(torch.as_tensor(newest))
         memory = dict(zip(memory, after, strict=True))
     return torch.cat(actions)

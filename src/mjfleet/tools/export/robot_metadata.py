@@ -50,7 +50,8 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
         "decimation": env.cfg.decimation,
         "observation_size": sum(group["size"] for group in observations),
         "observations": observations,
-        **({"images": [{"name": n, "shape": sizes[n]} for n in images]} if images else {}),
+        **({"images": [_image(env, name) for name in images]} if images else {}),
+        **({"cameras": [c.describe() for c in env.policy_cameras]} if images else {}),
         "action_size": env.num_actions,
         **_actuators(env.sim.model),
         "commands": [
@@ -60,6 +61,11 @@ def describe(env: Env[Any], groups: Sequence[str]) -> dict[str, Any]:
         "mujoco_version": mujoco.__version__,
         **own,
     }
+
+
+def _image(env: Env[Any], name: str) -> dict[str, Any]:
+    shape, dtype = observation_sizes(env)[name], env.get_observations()[name].dtype
+    return {"name": name, "shape": shape, "type": str(dtype).removeprefix("torch.")}
 
 
 def _check_part(part: Any, what: str) -> None:
