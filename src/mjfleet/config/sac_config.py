@@ -15,11 +15,11 @@ class SACConfig(AlgorithmConfig):
     FlashSAC (arXiv:2604.04539)."""
 
     usual: ClassVar[Mapping[str, Any]] = {
-        "env.num_envs": 32, "agent.num_steps_per_env": 8, "agent.save_interval": 200,
+        "env.num_envs": 32, "agent.num_steps_per_env": 8, "agent.save_interval": 400,
     }  # fmt: skip
     usual_on_gpu: ClassVar[Mapping[str, Any]] = {
         "env.num_envs": 1024,
-        "agent.save_interval": 1000,
+        "agent.save_interval": 2000,
         "agent.algorithm.batch_size": 2048,
         "agent.algorithm.updates_per_transition": 4 / 1024,
         "agent.algorithm.n_step": 3,
