@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mjfleet.utils.garbage_collection import no_garbage_collection
 from mjfleet.worker.thread_limits import prepare
 
 MODULES = (
@@ -107,8 +108,9 @@ if __name__ == "__main__":
     begun = time.monotonic()
     for prelude in sys.argv[1:]:
         exec(prelude)
-    for name in LIGHT if sys.argv[1:] else MODULES:
-        importlib.import_module(name)
+    with no_garbage_collection():
+        for name in LIGHT if sys.argv[1:] else MODULES:
+            importlib.import_module(name)
     seconds = time.monotonic() - begun
     gc.freeze()  # A collection after a fork would copy the pages of all that is imported.
     end(call(importlib.import_module(become(next_request(seconds))).main))

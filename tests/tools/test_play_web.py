@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mjfleet.tools.play.web_viewer import show_in_browser
-
 from .browser import browse, until
 from .test_play_realtime import play
 from .test_play_viewers import ClosedError
@@ -22,6 +20,8 @@ MIDDLE = "e => (box => [box.x + box.width / 2, box.y + box.height / 2])(e.getBou
 def test_what_somebody_moves_on_the_page_moves_the_robots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mjfleet.tools.play.web_viewer import show_in_browser  # Collecting tests does without.
+
     monkeypatch.setattr(secrets, "token_urlsafe", lambda length: "ours")
     for name in ("model_1.pt", "model_2.pt"):
         (tmp_path / name).write_text("weights")

@@ -3,11 +3,11 @@
 import copy
 import json
 import sys
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -15,18 +15,13 @@ from rsl_rl import algorithms
 
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
-from mjfleet.rl.build_algorithm import choose_algorithm
+from mjfleet.rl.build_algorithm import LEARNERS, choose_algorithm
 from mjfleet.rl.learner import Learner
-from mjfleet.rl.libraries.rl_games import RlGamesPPO
-from mjfleet.rl.libraries.skrl import SkrlPPO
-from mjfleet.rl.libraries.skrl_jax import JaxPPO
 
 from ...conftest import Output, Refusal, Run, only_run, rows
 from ...env.test_env import BUNDLED
 from ..ppo.test_ppo import agent, learn
 from ..test_ranks import weights
-
-jax.config.update("jax_disable_most_optimizations", True)  # What is compiled here runs once.
 
 ALIKE = {"schedule": "fixed", "num_mini_batches": 1, "use_clipped_value_loss": False}
 """Where all compute the same: skrl clips values in another way, and each has its minibatches."""
@@ -39,9 +34,23 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [SkrlPPO, RlGamesPPO])
+@pytest.fixture(scope="module", autouse=True)
+def quick_jax() -> None:
+    import jax  # Collecting tests does without.
+
+    jax.config.update("jax_disable_most_optimizations", True)  # What is compiled here runs once.
+
+
+def learner(library: str) -> type[Learner]:
+    """Import the learner of `--agent.library`, for which collecting tests does not wait."""
+    module, _, name = LEARNERS[library].partition(":")
+    return getattr(import_module(f"mjfleet.rl.{module}"), name)
+
+
+@pytest.mark.parametrize("library", ["skrl", "rl_games"])
 @pytest.mark.parametrize("case", CASES)
-def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, kind: type[Learner]) -> None:
+def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, library: str) -> None:
+    kind = learner(library)
     config = agent(**CASES[case] | {"algorithm": ALIKE | CASES[case].get("algorithm", {})})
     ours, losses = learn(kind, config, updates=1)
     theirs, their_losses = learn(None, config, updates=1)
@@ -52,20 +61,22 @@ def test_an_update_ends_with_the_parameters_of_rsl_rl(case: str, kind: type[Lear
 
 
 def test_rl_games_clips_values_as_rsl_rl_does() -> None:
+    rl_games = learner("rl_games")
     clipped, plain = (
         agent(algorithm=ALIKE | {"use_clipped_value_loss": is_clipped, "clip_param": 0.02})
         for is_clipped in (True, False)
     )
     ours, theirs, other = (
         weights(learn(kind, config, updates=2)[0])
-        for kind, config in ((RlGamesPPO, clipped), (None, clipped), (None, plain))
+        for kind, config in ((rl_games, clipped), (None, clipped), (None, plain))
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     assert max((other[key] - value).abs().max() for key, value in theirs.items()) > 1e-4
 
 
-@pytest.mark.parametrize("kind", [SkrlPPO, JaxPPO, RlGamesPPO])
-def test_each_is_a_learner_that_steps_at_its_optimisers_rate(kind: type[Learner]) -> None:
+@pytest.mark.parametrize("library", ["skrl", "skrl-jax", "rl_games"])
+def test_each_is_a_learner_that_steps_at_its_optimisers_rate(library: str) -> None:
+    kind = learner(library)
     assert not issubclass(kind, algorithms.PPO)
     assert not hasattr(kind, "step")
     config = agent(algorithm=ALIKE)
@@ -79,7 +90,7 @@ def test_each_is_a_learner_that_steps_at_its_optimisers_rate(kind: type[Learner]
 
 def test_rl_games_adapts_the_learning_rate_and_leaves_a_remainder_out() -> None:
     config = agent(algorithm={"desired_kl": 0.002, "num_mini_batches": 3})
-    alg, losses = learn(RlGamesPPO, config, updates=1)
+    alg, losses = learn(learner("rl_games"), config, updates=1)
     assert alg.learning_rate != config.ppo.learning_rate
     assert alg.learning_rate == alg.optimizer.param_groups[0]["lr"]
     assert losses["value"] > 0
@@ -91,7 +102,8 @@ def test_each_goes_on_from_what_another_has_saved() -> None:
         algorithm=ALIKE | {"max_grad_norm": 0.1},
         distribution={"std_type": "log", "init_std": 0.5},
     )
-    algs = [learn(kind, config, updates=0)[0] for kind in (None, JaxPPO, RlGamesPPO, SkrlPPO)]
+    kinds = None, *map(learner, ("skrl-jax", "rl_games", "skrl"))
+    algs = [learn(kind, config, updates=0)[0] for kind in kinds]
     learn(None, config, updates=2, alg=algs[0])
     for begun, other in pairwise(algs):
         before = weights(begun)
@@ -106,7 +118,7 @@ def test_each_goes_on_from_what_another_has_saved() -> None:
     for _ in range(2):
         np.random.seed(1)
         algs[1].restore(copy.deepcopy(saved), PARTS)
-        learn(JaxPPO, config, updates=1, alg=algs[1])
+        learn(kinds[1], config, updates=1, alg=algs[1])
         ends.append(weights(algs[1]))
     assert all(torch.equal(ends[0][key], value) for key, value in ends[1].items())
 
