@@ -9,6 +9,7 @@ import torch
 
 from mjfleet.config import AgentConfig, SACConfig, by_dotted_name, to_dict
 from mjfleet.env.random_numbers import seed_everything
+from mjfleet.errors import UserError
 from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.runner import Runner
 from mjfleet.rl.sac.networks import Critics, SquashedActor
@@ -174,6 +175,17 @@ def test_a_fork_has_the_replay_and_a_policy_of_another_kind_is_refused(
     assert done.returncode == 0, done.stderr
     assert "not kept" not in done.stdout + done.stderr
     assert (tmp_path / "fork/checkpoints/rank0_2.pt").exists()
+
+
+def test_a_replay_that_does_not_fit_is_refused_with_the_number_that_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of 50 steps of 8 environments: two groups of 5 observations, action, reward and end.
+    memory = 4 * (5 + 5 + 1 + 1) * 8 * 50
+    monkeypatch.setattr("mjfleet.rl.sac.sac.free_memory", lambda device: memory)
+    with pytest.raises(UserError, match=r"is 500, which takes .* at most 400 fit\."):
+        begin(tmp_path, agent(1, replay_size=500))
+    begin(tmp_path, agent(1, replay_size=400))
 
 
 def test_its_numbers_are_flags_and_those_of_networks_that_it_lacks_are_refused(

@@ -27,7 +27,7 @@ from mjfleet.rl.sac.replay import Replay, Samples
 from mjfleet.rl.sac.reward_scale import RewardScale
 from mjfleet.sim.deferred import Deferred
 from mjfleet.utils.console import print_line
-from mjfleet.utils.memory import check_fits
+from mjfleet.utils.memory import free_memory
 
 LOSSES = "critic", "actor", "entropy", "q", "beyond_support"
 CLIPPED, CLIPPED_ITERATIONS = 0.01, 20
@@ -121,12 +121,17 @@ class SAC(Learner):
         rollouts = config.replay_size // (env.num_envs * workers * self.num_steps)
         length = self.num_steps * max(rollouts, 1 + -(-(config.n_step + 1) // self.num_steps))
         numbers = sum(rows.shape[1] for rows in seen.values()) + env.num_actions + 1
-        count, size = length * env.num_envs, 4 * length * env.num_envs * numbers
-        if self.device == "cpu":
-            check_fits(f"{count:,} transitions of a replay", size, env.num_envs)
+        each = 4 * numbers * env.num_envs
+        free = free_memory(torch.device(self.device))
+        if each * length > free:
+            fits = free // each * env.num_envs * workers
+            raise UserError(
+                f"--agent.algorithm.replay-size is {config.replay_size:,}, which takes "
+                f"{each * length / 2**20:,.0f} MiB of each worker's memory; at most {fits:,} fit."
+            )
         if self.collectives.rank == 0:
             saved = "" if config.save_replay else "; checkpoints are without it"
-            print_line(f"each worker's replay takes up to {size / 2**20:,.0f} MiB{saved}")
+            print_line(f"each worker's replay takes up to {each * length / 2**20:,.0f} MiB{saved}")
         return Replay(length, seen, env.num_actions)
 
     def _saved(self, name: str) -> torch.Tensor:
