@@ -3,14 +3,10 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import psutil
 
 from mjfleet.errors import UserError
-
-if TYPE_CHECKING:
-    import torch
 
 OUT_OF_MEMORY = "(?i)out of memory|failed to allocate|allocate memory|alloc_failed"
 REMEDY = (
@@ -30,15 +26,6 @@ def enough_memory() -> Iterator[None]:
             why = str(error).partition("\n")[0] or "no allocation of that size"
             raise UserError(f"there is too little memory ({why}): {REMEDY}.") from error
         raise
-
-
-def free_memory(device: "torch.device") -> int:
-    """Return the bytes that a GPU has left, or that this host has at all."""
-    if device.type == "cuda":
-        import torch
-
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().total
 
 
 def check_fits(what: str, size: int, num_envs: int) -> None:

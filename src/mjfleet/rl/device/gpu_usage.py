@@ -1,4 +1,4 @@
-"""What NVML says of a worker's GPU. Runs in a worker, once per iteration."""
+"""How much memory a worker's device has, and how its GPU is used. Runs in a worker."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,13 +6,21 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
+import psutil
 import pynvml
 import torch
 
 
+def free_memory(device: str) -> int:
+    """Return the bytes that a GPU has left or, for the CPU, that this host has at all."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().total
+
+
 def read_usage(device: str) -> dict[str, float]:
-    """Return memory (GiB in use, by all programs), utilization (per cent of NVML's newest interval
-    in which a kernel ran) and temperature (degrees Celsius); nothing for the CPU.
+    """Return what NVML says: memory (GiB in use, by all programs), utilization (per cent of its
+    newest interval in which a kernel ran) and temperature (degrees Celsius); nothing for the CPU.
 
     NaN: NVML does not know.
     """

@@ -18,6 +18,7 @@ from torch import nn
 from mjfleet.config import AgentConfig, SACConfig
 from mjfleet.env import Env
 from mjfleet.errors import UserError
+from mjfleet.rl.device.gpu_usage import free_memory
 from mjfleet.rl.device.graph_capture import Captured
 from mjfleet.rl.learner import Learner, Load, Setup, Step
 from mjfleet.rl.normalizers import add_samples
@@ -27,7 +28,6 @@ from mjfleet.rl.sac.replay import Replay, Samples
 from mjfleet.rl.sac.reward_scale import RewardScale
 from mjfleet.sim.deferred import Deferred
 from mjfleet.utils.console import print_line
-from mjfleet.utils.memory import free_memory
 
 LOSSES = "critic", "actor", "entropy", "q", "beyond_support"
 CLIPPED, CLIPPED_ITERATIONS = 0.01, 20
@@ -122,7 +122,7 @@ class SAC(Learner):
         length = self.num_steps * max(rollouts, 1 + -(-(config.n_step + 1) // self.num_steps))
         numbers = sum(rows.shape[1] for rows in seen.values()) + env.num_actions + 1
         each = 4 * numbers * env.num_envs
-        free = free_memory(torch.device(self.device))
+        free = free_memory(self.device)
         if each * length > free:
             fits = free // each * env.num_envs * workers
             raise UserError(
