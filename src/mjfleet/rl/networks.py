@@ -17,6 +17,7 @@ from torch import nn
 from mjfleet.config import ActorConfig, AgentConfig, PPOConfig, SymmetryConfig, to_dict
 from mjfleet.config.validation import is_class_path
 from mjfleet.env import Env
+from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
 from mjfleet.utils.memory import check_fits
 
@@ -52,8 +53,8 @@ def build_networks(
             if not more:
                 _scale_bytes(network, obs)
             networks[name] = network.to(device)
-            if kind is models.CNNModel:
-                _try_images(network, obs)
+            with torch.no_grad(), own_random_numbers(0, device):
+                _try(name, network, obs, sizes[name])
     except ValueError as error:
         raise UserError(f"the networks cannot be built: {error}") from error
     return networks, settings
@@ -104,13 +105,21 @@ def make_storage(
     return RolloutStorage(kind, *shape, obs, [env.num_actions], device)
 
 
-def _try_images(network: models.CNNModel, obs: TensorDict) -> None:
-    """Raise a ValueError if the images are smaller than the kernels of a network for them."""
+def _try(name: str, network: Any, obs: TensorDict, size: int) -> None:
+    """Raise a ValueError if a network's output has another size, or images are smaller than its
+    kernels."""
     try:
-        with torch.no_grad():
-            network.eval()(obs)
+        shape = tuple(network.eval()(obs).shape)
     except RuntimeError as error:
+        if type(network) is not models.CNNModel:
+            raise
         raise ValueError(error) from error
+    if shape != (wanted := (len(obs), size)):
+        raise ValueError(
+            f"{name} {type(network).__name__} returns numbers of shape {shape}, and has to return "
+            f"{wanted}"
+        )
+    network.reset()
     network.train()
 
 

@@ -37,9 +37,10 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 def digests(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file of a folder by its path in it, compiled Python excepted."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-        if "__pycache__" not in path.parts
-    }
+    files = sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): digest(path) for path in files if path.is_file()}
+
+
+def digest(file: Path) -> str:
+    """Return the SHA-256 of a file, or an empty text if there is none."""
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""

@@ -66,7 +66,9 @@ def config(found: FoundTask, tmp_path: Path) -> TrainConfig:
 
 
 def facts(found: FoundTask, name: str, **changes: Any) -> HostInventory:
-    here = host_inventory(AskInventory(str(found.folder), tuple(found.defaults().agent.packages)))
+    classes = (*map(str, changes.pop("classes", ())),)
+    packages = found.defaults().agent.packages
+    here = host_inventory(AskInventory(str(found.folder), packages, classes=classes))
     number = name[-1]
     made = replace(here, identity=name, has_token=True, cores=4, visible=None)
     made = replace(made, address=f"10.0.0.{number}", launcher_address="10.0.0.9")
@@ -111,6 +113,23 @@ def test_all_that_is_wrong_is_named_at_once(found: FoundTask, config: TrainConfi
         "node6: no route",
     ):
         assert text in str(error.value)
+
+
+def test_a_learner_beside_the_tasks_is_compared(config: TrainConfig, tmp_path: Path) -> None:
+    learner, other = tmp_path / "mine.py", tmp_path / "other/mine.py"
+    other.parent.mkdir()
+    learner.write_text("number = 1\n")
+    other.write_text("number = 2\n")
+    found = discover({}, tasks_dir=str(tmp_path)).find("cartpole-balance")
+    algorithm = replace(config.agent.algorithm, name="mine:Learner")
+    config = replace(config, agent=replace(config.agent, algorithm=algorithm))
+    node1, node2 = (facts(found, name, classes=[learner]) for name in ("node1", "node2"))
+    check(Hosts(node1=node1, node2=node2), found, config)
+    for file in (other, tmp_path / "missing.py"):
+        (seen,) = facts(found, "node2", classes=[file]).classes.values()
+        hosts = Hosts(node1=node1, node2=replace(node2, classes={str(learner): seen}))
+        with pytest.raises(UserError, match=f"node2: what trains differs .* in {learner}: copy"):
+            check(hosts, found, config)
 
 
 def test_a_restart_continues_without_lost_hosts_if_enough_are_left(

@@ -16,6 +16,7 @@ from rsl_rl import algorithms
 from mjfleet.config import from_dict
 from mjfleet.errors import UserError
 from mjfleet.rl.build_algorithm import LEARNERS, choose_algorithm
+from mjfleet.rl.checkpoints.files import read_checkpoint
 from mjfleet.rl.learner import Learner
 
 from ...conftest import Output, Refusal, Run, only_run, rows
@@ -26,6 +27,7 @@ from ..test_ranks import weights
 ALIKE = {"schedule": "fixed", "num_mini_batches": 1, "use_clipped_value_loss": False}
 """Where all compute the same: skrl clips values in another way, and each has its minibatches."""
 PARTS = "actor", "critic", "optimizer"
+RUNS = "whole", "parts"
 CASES: dict[str, dict[str, Any]] = {
     "normalised": {"normalised": True},
     "logarithm of the deviation": {"distribution": {"std_type": "log", "init_std": 0.5}},
@@ -138,6 +140,21 @@ def test_a_run_with_another_library_is_a_run_like_any(
     assert float(last["eval/length"]) == 20
     assert float(last["loss/value"]) > 0
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+def test_skrl_on_jax_is_resumed_bit_for_bit(output: Output, tmp_path: Path) -> None:
+    """JAX draws minibatches by numpy's generator, which checkpoints hold."""
+    flags = (
+        "--agent.library", "skrl-jax", "--env.num-envs", "8", "--cpu-workers", "1",
+        "--agent.num-steps-per-env", "4", "--agent.save-interval", "2", "--agent.logger", "none",
+    )  # fmt: skip
+    for run_dir, iterations in (("whole", 4), ("parts", 2), ("parts", 4)):
+        count = ("--agent.max-iterations", str(iterations))
+        output("train", "cartpole-balance", *flags, *count, "--run-dir", run_dir)
+    whole, parts = (read_checkpoint(tmp_path / name / "checkpoints/model_4.pt") for name in RUNS)
+    for part in PARTS:
+        name = f"{part}_state_dict"
+        torch.testing.assert_close(whole[name], parts[name], rtol=0, atol=0)
 
 
 UNKNOWN: dict[str, dict[str, Any]] = {

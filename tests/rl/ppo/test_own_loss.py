@@ -291,6 +291,16 @@ def test_what_a_loss_uses_and_nobody_learns_is_refused_wherever_it_is_kept() -> 
     make_runner(type("Loss", (PPO,), {"loss": loss}))
 
 
+def test_a_tensor_that_each_loss_makes_anew_to_be_learned_is_refused() -> None:
+    def loss(self: Any, minibatch: Minibatch) -> Any:
+        value, parts = PPO.loss(self, minibatch)
+        weight = torch.ones(3, requires_grad=True)
+        return value + weight.square().mean(), parts
+
+    with pytest.raises(UserError, match=r"a tensor of shape \(3,\) that Loss\.loss uses requires"):
+        make_runner(type("Loss", (PPO,), {"loss": loss}))
+
+
 def test_what_an_optimiser_of_ones_own_learns_is_accepted() -> None:
     class Dual(PPO):
         def __init__(self, *parts: Any, **settings: Any) -> None:
@@ -305,12 +315,13 @@ def test_what_an_optimiser_of_ones_own_learns_is_accepted() -> None:
     make_runner(Dual)
 
 
-def test_a_gradient_penalty_is_accepted() -> None:
+@pytest.mark.parametrize("asked", [lambda inputs: inputs, lambda inputs: [inputs]])
+def test_a_gradient_penalty_is_accepted(asked: Callable[..., Any]) -> None:
     def loss(self: Any, minibatch: Minibatch) -> Any:
         total, parts = PPO.loss(self, minibatch)
         inputs = minibatch.critic_inputs.detach().requires_grad_()
         values = self.critic.mlp(inputs).sum()
-        (slopes,) = torch.autograd.grad(values, inputs, create_graph=True)
+        (slopes,) = torch.autograd.grad(values, asked(inputs), create_graph=True)
         return total + slopes.square().mean(), parts
 
     make_runner(type("Loss", (PPO,), {"loss": loss}))
@@ -334,6 +345,25 @@ def test_a_layer_of_a_network_that_torch_does_not_know_is_named(name: str) -> No
     agent = from_dict(BUNDLED["cartpole-balance"].task.agent, data)
     kinds = {"own:Loss": algorithms.PPO, "own:Net": Unregistered}
     with pytest.raises(UserError, match=r"critic\.around\[0\] is not learned.*nn\.ModuleList"):
+        Runner(env, agent, "cpu", 1, lambda name, base=None: kinds[name])
+
+
+class Wide(MLPModel):
+    """A network with two outputs too many."""
+
+    def __init__(self, obs: Any, groups: Any, name: str, size: int, **settings: Any) -> None:
+        super().__init__(obs, groups, name, size + 2, **settings)
+
+
+@pytest.mark.parametrize("network", ["actor", "critic"])
+@pytest.mark.parametrize("algorithm", ["ppo", "own:PPO"])
+def test_a_network_with_another_number_of_outputs_is_refused(network: str, algorithm: str) -> None:
+    env = build_task("cartpole-balance", "native", "cpu", num_envs=4)
+    data = {network: {"class_name": "own:Wide"}, "algorithm": {"name": algorithm}}
+    agent = from_dict(BUNDLED["cartpole-balance"].task.agent, data)
+    kinds = {"own:PPO": algorithms.PPO, "own:Wide": Wide}
+    words = rf"{network} Wide returns numbers of shape \(4, 3\), and has to return \(4, 1\)"
+    with pytest.raises(UserError, match=f"cannot be built: {words}"):
         Runner(env, agent, "cpu", 1, lambda name, base=None: kinds[name])
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mjfleet.launch.devices import VISIBLE
-from mjfleet.utils.atomic_write import digests
+from mjfleet.utils.atomic_write import digest, digests
 from mjfleet.utils.hardware_names import count_gpus, usable_cores
 from mjfleet.utils.packages import stack_versions
 
@@ -22,6 +22,7 @@ class AskInventory:
     task_folder: str
     packages: tuple[str, ...]  # Whose versions matter besides those of the stack.
     token: str = ""  # The name of a file that the launcher has just made.
+    classes: tuple[str, ...] = ()  # Files of classes that are not in the task's folder.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class HostInventory:
     versions: Mapping[str, str]
     code: Mapping[str, str]  # Digests of mjfleet's own files.
     task: Mapping[str, str]  # Digests of the task's files; empty where there is no such folder.
+    classes: Mapping[str, str]  # Digests of the files asked for; empty where there is none.
     gpus: int
     visible: str | None  # CUDA_VISIBLE_DEVICES there.
     cores: int  # CPU cores that a process may use.
@@ -53,6 +55,7 @@ def host_inventory(asked: AskInventory) -> HostInventory:
         versions=versions,
         code=digests(Path(__file__).parents[2]),
         task=digests(Path(asked.task_folder)),
+        classes={name: digest(Path(name)) for name in asked.classes},
         gpus=count_gpus(),
         visible=os.environ.get(VISIBLE),
         cores=usable_cores(),

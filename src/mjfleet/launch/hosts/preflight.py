@@ -68,7 +68,9 @@ def preflight(
     Raises:
         UserError: something is missing; the message names all that is missing on any host.
     """
-    asked = AskInventory(str(found.folder), tuple(config.agent.packages))
+    agent, folder = config.agent, str(found.folder)
+    classes = tuple(sorted(map(str, found.modules(agent.classes).values())))
+    asked = AskInventory(folder, agent.packages, classes=classes)
     own = host_inventory(asked)
     with _token(config) as token:
         asked = replace(asked, token=token.name)
@@ -126,6 +128,8 @@ def _differences(seen: HostInventory, own: HostInventory, found: FoundTask) -> I
         yield f"it has no task folder {found.folder}: copy it there"
     elif files := _differing(seen.task, own.task):
         yield f"its task folder {found.folder} differs from this host's in {files}: copy it again"
+    if files := _differing(seen.classes, own.classes):
+        yield f"what trains differs from this host's in {files}: copy it again"
 
 
 def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> str:

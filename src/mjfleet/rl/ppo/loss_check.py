@@ -8,6 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
@@ -72,7 +73,8 @@ def _check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
     """
     where = f"{type(alg).__name__}.loss"
     versions = [tensor._version for tensor in minibatch.tensors()]
-    found: Any = alg.loss(minibatch)
+    with _AskedGradients() as asked:
+        found: Any = alg.loss(minibatch)
     _refuse_changes(where, minibatch, versions)
     is_pair = isinstance(found, tuple) and len(found) == 2
     if not (is_pair and isinstance(found[0], torch.Tensor) and isinstance(found[1], dict)):
@@ -89,12 +91,9 @@ def _check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
     for name in parts:
         if not NAME.fullmatch(name):
             raise UserError(f"{where}: {name!r} is no name of a part: take letters, digits and _.")
-    # Each call makes its own inputs for a gradient penalty and the like. A tensor that two calls
-    # use is kept somewhere, so that it could be learned.
-    if unknown := _leaves_under(total) - _learned(alg):
-        names = {leaf: name for name, leaf in _leaves_of(alg, type(alg).__name__)}
-        for leaf in unknown & _leaves_under(alg.loss(minibatch)[0]):
-            raise _not_learned(names.get(leaf) or f"a tensor {_kind(leaf)} that {where} uses")
+    # A gradient penalty and the like ask for the gradient by an input.
+    for leaf in _leaves_under(total) - _learned(alg) - asked.inputs:
+        raise _not_learned(f"a tensor {_kind(leaf)} that {where} uses")
     learned = alg.gradient.parameters
     gradients = (None,)
     if total.requires_grad:
@@ -102,6 +101,19 @@ def _check_loss(alg: Any, minibatch: Minibatch) -> tuple[str, ...]:
     if all(gradient is None for gradient in gradients):
         raise UserError(f"{where}: the total has no gradient by any parameter of the networks.")
     return tuple(parts)
+
+
+class _AskedGradients(TorchFunctionMode):
+    """Notes what `torch.autograd.grad` is asked for gradients by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = set[torch.Tensor]()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.autograd.grad:
+            self.inputs |= {args[1]} if isinstance(args[1], torch.Tensor) else {*args[1]}
+        return func(*args, **(kwargs or {}))
 
 
 def _check_distribution(alg: Any) -> None:
