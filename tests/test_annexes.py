@@ -15,6 +15,7 @@ SOURCE = REPOSITORY / "src/mjfleet"
 TRAIN = ("train", "cartpole-balance", "--gpu-ids", "None", "--agent.max-iterations", "1", *SMALL)
 ANNEXES = {
     "legged": ("train", "go1-velocity-flat", "--dry-run"),
+    "tracking": ("train", "g1-tracking", "--dry-run"),
     "video": (*TRAIN, "--video-interval", "1"),
     "nan_dump": (),
     "groups": (*TRAIN, "--seeds", "2"),

@@ -245,7 +245,7 @@ def test_every_flag_in_the_documentation_exists(output: Output, tmp_path: Path) 
     agent = dict.fromkeys(("actor", "critic", "teacher"), network) | {"algorithm": options}
     (tmp_path / "all.yaml").write_text(json.dumps({"agent": agent}))
     shown = output("train", "cartpole-balance", "--config", "all.yaml", "--help-all")
-    for task in ("go1-velocity-rough", "hopper-v5", "humanoid-run", "reacher-hard"):
+    for task in ("go1-velocity-rough", "g1-tracking", "hopper-v5", "humanoid-run", "reacher-hard"):
         shown += output("train", task, "--help-all")
     shown += output("train", "reacher-easy", "--agent.algorithm.name", "sac", "--help-all")
     known = set(FLAG.findall(shown)) | OTHERS

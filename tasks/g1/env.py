@@ -1,12 +1,13 @@
-"""Unitree G1 on flat ground: mjfleet.legged has what it observes and earns."""
+"""Unitree G1: mjfleet.legged and mjfleet.tracking have what it observes and earns."""
 
 from collections.abc import Mapping
 from typing import ClassVar
 
 from mjfleet.legged.biped_env import BipedEnv
 from mjfleet.legged.mirror import mirror
+from mjfleet.tracking.tracking_env import TrackingEnv
 
-__all__ = ["FlatEnv", "mirror"]
+__all__ = ["FlatEnv", "FollowEnv", "mirror"]
 
 
 class FlatEnv(BipedEnv):
@@ -20,3 +21,9 @@ class FlatEnv(BipedEnv):
         "hip_roll|hip_yaw|shoulder|elbow": 3.0,
         "ankle_roll|waist": 4.0,
     }
+
+
+class FollowEnv(TrackingEnv):
+    """29 actions, one per joint; the bodies are those of BeyondMimic."""
+
+    model_file = "g1.xml"

@@ -37,7 +37,8 @@ def build_task(
     cfg = replace(found.task.env, num_envs=num_envs)
     model = env_class.make_model(cfg)
     model.opt.cone = model.opt.cone if cone is None else cone
-    return env_class(cfg, make_simulation(engine, model, num_envs, device=device, **room), seed=1)
+    sim = make_simulation(engine, model, num_envs, device=device, **room)
+    return env_class(cfg, sim, seed=1, places=(found.folder,))
 
 
 def build_env(name: str, cfg: EnvConfig, *parts: Any, engine: Any = "native", **more: Any) -> Any:

@@ -21,7 +21,7 @@ CONFIG = '''
 class TableConfig(CartpoleConfig):
     """Cart-pole that reads tables."""
 
-    tables: Annotated[tuple[str, ...], Suffixes((".csv",))] = ("own.csv",)
+    tables: Annotated[tuple[str, ...], Suffixes((".csv",))] = ("task:own.csv",)
 
 
 TASKS = {
@@ -60,7 +60,7 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_continues_and_plays_with_its_copies(
     output: Output, refusal: Refusal, tasks: Path, tmp_path: Path
 ) -> None:
-    flags = ("--env.tables", "more=2", "own.csv", "--run-dir", "run")
+    flags = ("--env.tables", "more=2", "task:own.csv", "--run-dir", "run")
     seen = "tables: a 2.0 b 2.0 own 1.0"
     assert seen in output(*TRAIN, *ONE, *flags)
     copies = sorted(path.name.partition("_")[2] for path in (tmp_path / "run/files").iterdir())
@@ -86,9 +86,9 @@ def test_entries_are_pinned_once_and_wrong_ones_refused(tasks: Path, tmp_path: P
         default: Any = found.defaults()
         return replace(default, env=replace(default.env, tables=entries))
 
-    pinned: Any = pin_files(found, config("more/a.csv=0.5", "own.csv"))
+    pinned: Any = pin_files(found, config("more/a.csv=0.5", "task:own.csv"))
     hashes = [hashlib.sha256(text).hexdigest()[:16] for text in (b"a", b"own")]
-    assert pinned.env.tables == (f"more/a.csv@{hashes[0]}=0.5", f"own.csv@{hashes[1]}")
+    assert pinned.env.tables == (f"more/a.csv@{hashes[0]}=0.5", f"task:own.csv@{hashes[1]}")
     assert pin_files(found, pinned) == pinned
     copy_files(found, pinned, tmp_path)
     (tmp_path / "more" / "a.csv").unlink()
@@ -100,9 +100,9 @@ def test_entries_are_pinned_once_and_wrong_ones_refused(tasks: Path, tmp_path: P
     for entry, message in (
         ("none.csv", "--env.tables none.csv: there is no such file or folder"),
         ("none", "the folder has no file of .csv"),
-        ("own.csv=-1", "write FILE, FOLDER, or either with a weight"),
-        ("own.csv=much", "write FILE, FOLDER, or either with a weight"),
-        (f"own.csv@{hashes[0]}", "nor is own.csv a file with this content"),
+        ("task:own.csv=-1", "write FILE, FOLDER, or either with a weight"),
+        ("task:own.csv=much", "write FILE, FOLDER, or either with a weight"),
+        (f"task:own.csv@{hashes[0]}", "nor is task:own.csv a file with this content"),
     ):
         with pytest.raises(UserError, match=message):
             pin_files(found, config(entry))

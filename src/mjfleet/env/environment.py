@@ -72,7 +72,8 @@ class Env(StatefulEnv[C]):
                 however many workers share them. None: training.
             group_size: so many neighbours have the same number and draw the same random numbers, so
                 that their actions alone make them different. A divisor of `num_envs`.
-            places: folders of files that `cfg` names, see mjfleet/utils/input_files.py.
+            places: the task's folder, and runs that have copies of files that `cfg` names, see
+                mjfleet/utils/input_files.py.
 
         Raises:
             UserError: the model has no actuator, a method returns a wrong type or shape, or a state

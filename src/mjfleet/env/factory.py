@@ -71,7 +71,7 @@ def build_env(
     num_envs, seed = config.env.num_envs, rank_seed(config.agent.seed, rank)
     if shard is not None:
         num_envs, seed = shard.count, shard.seed
-    cfg, places = replace(config.env, num_envs=num_envs), (*runs, Path(), found.folder)
+    cfg, places = replace(config.env, num_envs=num_envs), (found.folder, *runs)
     model = _make_model(env_class, cfg)
     if device == "cpu":
         state = model.nq + 2 * model.nv + model.na + model.nu + 6 * model.nbody

@@ -11,7 +11,15 @@ from mjfleet.config.field_kinds import leaves
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.utils.atomic_write import write_atomically
-from mjfleet.utils.input_files import FILE_BYTES, FOLDER, Suffixes, find_files, name_of
+from mjfleet.utils.input_files import (
+    FILE_BYTES,
+    FOLDER,
+    Suffixes,
+    file_name,
+    find_files,
+    name_of,
+    path_of,
+)
 from mjfleet.utils.safe_read import open_regular
 
 
@@ -29,14 +37,14 @@ def pin_files(
     Raises:
         UserError: a file is neither there nor in the run, or cannot be read.
     """
-    pinned, places = dict[str, tuple[str, ...]](), _places(found, run_dir)
+    pinned, places = dict[str, tuple[str, ...]](), [found.folder, *filter(None, [run_dir])]
     for field, suffixes in file_fields(config.env).items():
         kept = getattr(recorded.env, field, ()) if recorded else ()
         flag, entries = f"--env.{field.replace('_', '-')}", list[str]()
         for entry in getattr(config.env, field):
             name = Path(name_of(entry))
             same = [k for k in kept if name in (Path(name_of(k)), Path(name_of(k)).parent)]
-            is_there = any((place / name).exists() for place in places)
+            is_there = path_of(str(name), places).exists()
             for one in [entry] if is_there or not same else same:
                 files = find_files([one], places, suffixes, flag)
                 entries += [file.pinned for file in files]
@@ -47,7 +55,7 @@ def pin_files(
 def copy_files(found: FoundTask, config: TrainConfig, run_dir: Path, *others: Path | None) -> None:
     """Copy the files that a pinned configuration names into a run; those of `others`, too."""
     for field, suffixes in file_fields(config.env).items():
-        places = [run_dir, *filter(None, others), *_places(found)]
+        places = [found.folder, run_dir, *filter(None, others)]
         for file in find_files(getattr(config.env, field), places, suffixes, f"--env.{field}"):
             if not (copy := run_dir / FOLDER / file.copy).exists():
                 copy.parent.mkdir(exist_ok=True)
@@ -61,10 +69,6 @@ def file_fields(config: EnvConfig) -> dict[str, Sequence[str]]:
     return {name: s.names for name, marks in markers for s in marks if isinstance(s, Suffixes)}
 
 
-def _places(found: FoundTask, run_dir: Path | None = None) -> list[Path]:
-    return [*([run_dir] if run_dir else []), Path(), found.folder]
-
-
 def only(config: TrainConfig, name: str) -> TrainConfig:
     """Return the configuration with the one file alone that has this name, without its suffix.
 
@@ -73,7 +77,7 @@ def only(config: TrainConfig, name: str) -> TrainConfig:
     """
     for field in file_fields(config.env):
         entries = getattr(config.env, field)
-        names = {Path(name_of(entry)).stem: entry for entry in entries}
+        names = {Path(file_name(name_of(entry))).stem: entry for entry in entries}
         if name in names:
             return replace(config, env=replace(config.env, **{field: (names[name],)}))
         raise UserError(f"there is no {name!r} in --env.{field}, but: {', '.join(names)}.")

@@ -1,7 +1,8 @@
 """Files that a configuration names: found, pinned by their content, and copied into a run.
 
-A name may be a file or a folder, with a weight: `walk.csv`, `moves/`, `walk.csv=2`. Pinned, it is
-a file with the beginning of its SHA-256, `walk.csv@0f3a56b19c2d8e47=2`; a run has a copy of it.
+A name may be a file or a folder, with a weight: `walk.csv`, `moves/`, `walk.csv=2`. It is relative
+to the current folder, or to the task's: `task:clips/walk.npz`. Pinned, it is a file with the
+beginning of its SHA-256, `walk.csv@0f3a56b19c2d8e47=2`; a run has a copy of it.
 """
 
 import hashlib
@@ -15,6 +16,7 @@ from mjfleet.errors import UserError
 from mjfleet.utils.safe_read import open_regular
 
 FOLDER = "files"
+OF_TASK = "task:"
 FILE_BYTES = 2**30
 ENTRY = re.compile(r"(?P<name>.+?)(@(?P<hash>[0-9a-f]{16}))?(=(?P<weight>[^=@/]*))?", re.DOTALL)
 
@@ -38,7 +40,7 @@ class InputFile:
     @property
     def copy(self) -> str:
         """The name of its copy in a run."""
-        return f"{_hash(self.path)}_{Path(self.name).name}"
+        return f"{_hash(self.path)}_{file_name(self.name)}"
 
     @property
     def pinned(self) -> str:
@@ -54,7 +56,7 @@ def find_files(
 
     Args:
         entries: as above.
-        places: folders that names are relative to, in this order; or runs that have copies.
+        places: the folder of the task, and runs that have copies.
         suffixes: of the files that count in a folder.
         flag: how messages call what holds the entries.
 
@@ -62,6 +64,16 @@ def find_files(
         UserError: there is no such file, a pinned one has another content, or a weight is wrong.
     """
     return [file for entry in entries for file in _find(entry, places, suffixes, flag)]
+
+
+def path_of(name: str, places: Sequence[Path]) -> Path:
+    """Return the path of a name, of the task whose folder is the first of `places`."""
+    return places[0] / name.removeprefix(OF_TASK) if name.startswith(OF_TASK) else Path(name)
+
+
+def file_name(name: str) -> str:
+    """Return the name of the file alone."""
+    return Path(name.removeprefix(OF_TASK)).name
 
 
 def name_of(entry: str) -> str:
@@ -82,27 +94,27 @@ def _find(
     if not (name and 0 < weight < float("inf")):
         raise UserError(f"{flag} {entry}: write FILE, FOLDER, or either with a weight: FILE=2.")
     if pinned:
-        copy = f"{pinned}_{Path(name).name}"
-        found = [folder / part for folder in places for part in (f"{FOLDER}/{copy}", copy, name)]
+        copy = f"{pinned}_{file_name(name)}"
+        found = [place / part for place in places for part in (f"{FOLDER}/{copy}", copy)]
+        found.append(path_of(name, places))
         whole = next((path for path in found if path.is_file() and _hash(path) == pinned), None)
         if whole is None:
             raise UserError(
-                f"{flag} {entry}: neither {places[0]} has a copy, nor is {name} a file with this "
-                "content."
+                f"{flag} {entry}: no run has a copy there, nor is {name} a file with this content."
             )
         yield InputFile(whole, name, weight)
         return
-    found = [path for path in (folder / name for folder in places) if path.exists()]
-    if not found:
+    path = path_of(name, places)
+    if not path.exists():
         raise UserError(f"{flag} {entry}: there is no such file or folder.")
-    if found[0].is_file():
-        yield InputFile(found[0], name, weight)
+    if path.is_file():
+        yield InputFile(path, name, weight)
         return
-    inside = sorted(path for path in found[0].iterdir() if path.suffix.lower() in suffixes)
+    inside = sorted(file for file in path.iterdir() if file.suffix.lower() in suffixes)
     if not inside:
         raise UserError(f"{flag} {entry}: the folder has no file of {', '.join(suffixes)}.")
-    for path in inside:
-        yield InputFile(path, str(Path(name, path.name)), weight)
+    for file in inside:
+        yield InputFile(file, f"{name.rstrip('/')}/{file.name}", weight)
 
 
 def _hash(path: Path) -> str:

@@ -47,6 +47,7 @@ class Evaluator:
         self.levels = levels.numbers if levels else ()
         """On which the task is evaluated; none if it has no curriculum."""
         self._level = levels.of_envs if levels else None
+        self._names = levels.names if levels else ()
         total = env.shard.total if env.shard else env.num_envs
         if total < len(self.levels):
             raise UserError(
@@ -107,16 +108,23 @@ class Evaluator:
 
     def _sums(self, episodes: torch.Tensor) -> Sums:
         """Return the sums of what `Episodes` returned, by the names of `env.take_statistics`, and
-        the returns on each level as `level/<n>`."""
+        the returns on each level as `level/<n>`; of clips, all but rewards: `clip/<name>/<metric>`.
+        """
         env, is_counted = self._env, episodes[:, 0].isfinite()
         counted = episodes[is_counted].double()
         lengths, *rest = counted.sum(dim=0).tolist()
-        sums = episode_sums(len(counted), lengths, rest, env.reward_names, env.metric_names)
-        if self._level is not None:
-            returns, level = counted[:, 1 : 1 + len(env.reward_names)].sum(dim=1), self._level
-            for number in self.levels:
-                part = returns[level[is_counted] == number]
-                sums[f"level/{number}"] = part.sum().item(), len(part)
+        names = env.reward_names, env.metric_names
+        sums = episode_sums(len(counted), lengths, rest, *names)
+        for number in self.levels:
+            assert self._level is not None
+            part = counted[self._level[is_counted] == number]
+            lengths, *rest = part.sum(dim=0).tolist()
+            found = episode_sums(len(part), lengths, rest, *names)
+            if not self._names:
+                sums[f"level/{number}"] = found["return"]
+                continue
+            kept = {k.removeprefix("task/"): v for k, v in found.items() if k[:7] != "reward/"}
+            sums |= {f"clip/{self._names[number]}/{k}": v for k, v in kept.items()}
         return sums
 
 

@@ -128,15 +128,21 @@ def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
     counts, num_rows, num_terms = rows[:, 0].isfinite(), len(rows), len(env.reward_names)
     rows = rows[counts].double()
     lengths, terms, parts = rows[:, 0], rows[:, 1 : 1 + num_terms], rows[:, 1 + num_terms :]
-    returns, means = terms.sum(dim=1), dict[str, Any]()
+    returns, means, sums = terms.sum(dim=1), dict[str, Any](), dict[str, Any]()
     values = {"return": returns, "length": lengths}
     values |= {f"reward/{k}": v for k, v in zip(env.reward_names, terms.T, strict=True)}
     for name, over, by in zip(env.metric_names, parts.T[::2], parts.T[1::2], strict=True):
         values[f"task/{name}"] = (over / by)[by != 0]
-        means[f"task/{name}"] = over.sum() / by.sum()
+        means[f"task/{name}"], sums[f"task/{name}"] = over.sum() / by.sum(), (over, by)
     if levels := env.evaluated:
         played = levels.of_envs.repeat(num_rows // env.num_envs)[counts]
-        values |= {f"return on level {n}": returns[played == n] for n in levels.numbers}
+        where = {n: levels.names[n] if levels.names else f"level {n}" for n in levels.numbers}
+        for n, name in where.items():
+            values[f"return on {name}"] = returns[played == n]
+            for key in [key for key in means if levels.names]:
+                over, by = (part[played == n] for part in sums[key])
+                values[f"{key.removeprefix('task/')} on {name}"] = (over / by)[by != 0]
+                means[f"{key.removeprefix('task/')} on {name}"] = over.sum() / by.sum()
     numbers = {}
     for name, column in values.items():
         if len(column):

@@ -1,0 +1,197 @@
+"""The numbers of robots that follow clips. Imports nothing heavy.
+
+Defaults are those that mjlab 1.6 and BeyondMimic (Liao et al. 2025, arXiv:2508.08241) publish.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from mjfleet.config import (
+    ActorConfig,
+    AgentConfig,
+    CriticConfig,
+    EnvConfig,
+    PPOConfig,
+)
+from mjfleet.config.validation import Checked, Count, Fraction, NotNegative, Positive, Range, Rule
+from mjfleet.utils.input_files import Suffixes
+
+Clips = Annotated[tuple[str, ...], Suffixes((".csv", ".npz"))]
+Amounts = Annotated[
+    tuple[float, float, float], Rule(lambda v: min(v) >= 0, "three numbers, none below 0")
+]
+Seconds = Annotated[Range, Rule(lambda v: v[0] > 0, "two numbers above 0")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(Checked, flags="env.sampling."):
+    """At which frames episodes begin."""
+
+    kind: Literal["adaptive", "uniform", "start"] = "adaptive"
+    """`adaptive`: where episodes fail; `uniform`: anywhere; `start`: at a clip's first frame."""
+    alpha: Fraction = 0.001
+    """Adaptive: the weight of a step's failures in their exponential mean."""
+    floor: Positive = 0.1
+    """Adaptive: what is added to the failures of all seconds together."""
+    kernel: Count = 1
+    """Adaptive: seconds before a failure in which episodes begin more often, too."""
+    decay: Fraction = 0.8
+    """Adaptive: how much less so for each second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartConfig(Checked, flags="env.start."):
+    """How far from its frame a robot begins, of either sign; pushes have the same velocities."""
+
+    position: Amounts = (0.05, 0.05, 0.01)
+    """Of the base along x, y and z, m."""
+    rotation: Amounts = (0.1, 0.1, 0.2)
+    """Of the base: roll, pitch and yaw, rad."""
+    joints: NotNegative = 0.1
+    """Of the joints, rad."""
+    velocity: Amounts = (0.5, 0.5, 0.2)
+    """Of the base, m/s."""
+    spin: Amounts = (0.52, 0.52, 0.78)
+    """Of the base, rad/s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseConfig(Checked, flags="env.noise."):
+    """Noise on what the policy observes, of either sign."""
+
+    anchor_position: NotNegative = 0.25
+    """Of the reference's anchor in the robot's, m."""
+    anchor_rotation: NotNegative = 0.05
+    """Of each number of its rotation."""
+    velocity: NotNegative = 0.5
+    """Of the base, m/s."""
+    spin: NotNegative = 0.2
+    """Of the base, rad/s."""
+    joints: NotNegative = 0.01
+    """Of the joints, rad."""
+    speeds: NotNegative = 0.5
+    """Of the joints, rad/s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomConfig(Checked, flags="env.random."):
+    """How environments and episodes differ."""
+
+    friction: Seconds = (0.3, 1.2)
+    """Sliding friction of the feet."""
+    center_of_mass: Amounts = (0.025, 0.05, 0.05)
+    """Shift of the anchor's centre of mass along x, y and z, m, of either sign."""
+    encoder_bias: NotNegative = 0.01
+    """Constant error of the measured joints in an episode, rad, of either sign."""
+    push_seconds: Seconds = (1.0, 3.0)
+    """Range of the time between pushes in s."""
+    pushes: bool = True
+    """Whether the robot is pushed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsConfig(Checked, flags="env.weights."):
+    """Weights of the reward terms, per second."""
+
+    anchor_position: float = 0.5
+    """Where the anchor is."""
+    anchor_rotation: float = 0.5
+    """How the anchor is turned."""
+    body_position: float = 1.0
+    """Where bodies are, relative to the anchor's place and heading."""
+    body_rotation: float = 1.0
+    """How bodies are turned, relative to the anchor's heading."""
+    body_velocity: float = 1.0
+    """How fast bodies move."""
+    body_spin: float = 1.0
+    """How fast bodies turn."""
+    action_rate: float = -0.1
+    """Changes of the action, squared."""
+    joint_limits: float = -10.0
+    """Joints beyond 90% of their range, rad."""
+    touch: float = -0.1
+    """Contacts with the ground of what does not belong there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WidthsConfig(Checked, flags="env.widths."):
+    """Errors at which a tracking term has fallen to 1/e."""
+
+    anchor_position: Positive = 0.3
+    """m."""
+    anchor_rotation: Positive = 0.4
+    """rad."""
+    body_position: Positive = 0.3
+    """m, the root of the mean square of all bodies, as in the next ones."""
+    body_rotation: Positive = 0.4
+    """rad."""
+    body_velocity: Positive = 1.0
+    """m/s."""
+    body_spin: Positive = 3.14
+    """rad/s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndsConfig(Checked, flags="env.ends."):
+    """Errors beyond which a robot has failed."""
+
+    anchor_height: Positive = 0.25
+    """Of the anchor, m."""
+    gravity: Positive = 0.8
+    """Of the z part of gravity's direction in the anchor's frame."""
+    body_height: Positive = 0.25
+    """Of `end_bodies`, m."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingConfig(EnvConfig):
+    """Control at 50 Hz in episodes of 10 s."""
+
+    num_envs: int = 4096
+    """Environments per worker; `mjfleet tune` measures which number trains fastest."""
+    decimation: int = 4
+    """Physics steps per environment step; the action is held meanwhile."""
+    episode_seconds: float = 10.0
+    """Simulated seconds after which an episode times out."""
+    clips: Clips = ()
+    """Clips to follow: files, folders, and weights, such as `walk.csv moves/ dance.npz=2`."""
+    anchor: str = "torso"
+    """The body whose place and heading the others' are relative to."""
+    bodies: tuple[str, ...] = ()
+    """The bodies that are to be where the clip has them."""
+    end_bodies: tuple[str, ...] = ()
+    """Those of them whose height may not be wrong by much: `ends.body_height`."""
+    feet: tuple[str, ...] = ()
+    """Geoms or bodies whose friction differs."""
+    touching: tuple[str, ...] = ()
+    """Bodies that may touch the ground, with all below them."""
+    action_scale: Positive = 0.25
+    """Share of its torque limit by which an action of 1 moves a joint's target, over kp, rad."""
+    state_estimation: bool = False
+    """Whether the policy observes the anchor's place and the base's velocity, as a robot can that
+    estimates them."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """At which frames episodes begin."""
+    start: StartConfig = field(default_factory=StartConfig)
+    """How far from its frame a robot begins."""
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    """Noise on what the policy observes."""
+    random: RandomConfig = field(default_factory=RandomConfig)
+    """How environments differ."""
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    """Weights of the reward terms."""
+    widths: WidthsConfig = field(default_factory=WidthsConfig)
+    """Errors at which rewards have fallen."""
+    ends: EndsConfig = field(default_factory=EndsConfig)
+    """Errors that end an episode."""
+
+
+AGENT = AgentConfig(
+    num_steps_per_env=24,
+    max_iterations=30_000,
+    save_interval=500,
+    actor=ActorConfig(hidden_dims=(512, 256, 128), obs_normalization=True),
+    critic=CriticConfig(hidden_dims=(512, 256, 128), obs_normalization=True),
+    algorithm=PPOConfig(entropy_coef=0.005),
+)
+"""How a robot learns to follow clips."""
