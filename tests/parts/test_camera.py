@@ -269,6 +269,21 @@ def test_intrinsics_are_those_of_the_lens_or_of_the_sensor() -> None:
     torch.testing.assert_close(found["distance"], expected, atol=1e-4, rtol=0)
 
 
+def test_pictures_for_people_have_colours() -> None:
+    kinds = ("depth", "rgb", "segmentation")
+    shown = list[torch.Tensor]()
+    for kind in kinds:
+        env = make(lambda env, k=kind: eye(env, kinds=(k,)), lambda env: env.sim.qpos)
+        shown.append(env.part.pictures())
+    assert all(picture.shape == (WORLDS, 6, 8, 3) for picture in shown)
+    assert all(picture.dtype == torch.uint8 for picture in shown)
+    share = (FAR - 3.0) / (FAR - NEAR)
+    assert shown[0].float().mean().item() == pytest.approx(255 * share, abs=1)
+    red, _, blue = shown[1].float().mean(dim=(0, 1, 2)).tolist()
+    assert red > blue
+    assert shown[2].flatten(0, 2).unique(dim=0).tolist() == [[64, 64, 64]]  # The geom 0.
+
+
 def test_no_step_with_a_camera_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def prepare(env: Any) -> Any:
         vary(env, "cam_quat", "eye", "add", (-0.2, 0.2), "reset")

@@ -4,6 +4,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mjfleet.tools.play.policy_episodes import STATISTIC_COLUMNS, EpisodeSums
@@ -82,6 +83,21 @@ def test_a_task_can_be_looked_at_without_a_policy(output: Output, tmp_path: Path
     assert (frames[0] != frames[-1]).any()
 
 
+@needs_drawing
+def test_a_video_shows_what_a_camera_sees_beside_the_scene(output: Output, tmp_path: Path) -> None:
+    short = ("--env.num-envs", "4", "--env.episode-seconds", "0.5", "--video-seconds", "0.3")
+    for name, flags in (("scene.mp4", ()), ("seen.mp4", ("--camera", "eye"))):
+        output("play", "cartpole-balance-depth", *ZERO[1:], *short, "--video", name, *flags)
+    scene, seen = (read_video(tmp_path / f"{name}.mp4").astype(int) for name in ("scene", "seen"))
+    differs = np.abs(scene - seen).max(axis=3) > 40
+    # The images of 32 x 32 pixels, three times as large, are in the corner of each environment.
+    corners = np.zeros((480, 640), bool)
+    for top, right in ((0, 320), (0, 640), (240, 320), (240, 640)):
+        corners[top : top + 96, right - 96 : right] = True
+    assert differs[:, corners].mean() > 0.5
+    assert differs[:, ~corners].mean() < 0.01
+
+
 def test_a_run_with_damaged_files_is_no_mistyped_task(here: Path, refusal: Refusal) -> None:
     (here / "a").mkdir()
     (here / "a/run.json").write_text("{")
@@ -100,6 +116,11 @@ def test_a_run_with_damaged_files_is_no_mistyped_task(here: Path, refusal: Refus
         (["go1-velocity-flat", "--pretrained", "--env.history", "5"], "another network"),
         ([*ZERO, "--resume", "latest"], "--actions"),
         ([*ZERO, "--video-seconds", "3"], "--video-seconds is for --video"),
+        ([*ZERO, "--camera", "eye"], "--camera is for --viewer or --video FILE"),
+        (
+            [*ZERO, "--video", "a.mp4", "--camera", "eye"],
+            "--camera eye: the task sees by: none",
+        ),
         ([*ZERO, "--as-trained"], "--as-trained is for a trained policy"),
         ([*ZERO, "--output", "run.json"], "a run's own file has this name"),
         ([*ZERO, "--viewer", "native"], "--viewer web"),

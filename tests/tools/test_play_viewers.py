@@ -10,9 +10,11 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 
 from ..conftest import PATIENCE, Run, Start, WarmCommand
 from ..runs.test_damaged_runs import RUN
@@ -103,6 +105,8 @@ def test_a_window_shows_the_playback_and_leaves_no_thread_behind() -> None:
     from mjfleet.tools.play.window_viewer import show_in_window
 
     playback, _ = play()
+    pictures = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
+    playback._camera = SimpleNamespace(pictures=lambda: pictures)
     before = set(threading.enumerate())
 
     def look() -> None:

@@ -109,6 +109,19 @@ class Camera:
                 self._kept[kind].copy_(image)
         return dict(self._kept)
 
+    def pictures(self) -> torch.Tensor:
+        """Return what the first kind shows as colours for people, `(num_envs, height, width, 3)`,
+        uint8: of distances, what is near is light; each geom has a colour of its own."""
+        kind, image = next(iter(self().items()))
+        if kind == "rgb":
+            return image.permute(0, 2, 3, 1)
+        pixels = image.squeeze(1).unsqueeze(3)
+        if kind == "segmentation":
+            shares = pixels.new_tensor((97, 57, 23)) * pixels % 192 + 64
+            return torch.where(pixels < 0, 0, shares).to(torch.uint8)
+        light = 255.0 * (self.far - pixels) / (self.far - self.near)
+        return light.to(torch.uint8).expand(-1, -1, -1, 3)
+
     def intrinsics(self) -> dict[str, float]:
         """Return focal lengths and principal point in the model, pixels, as OpenCV has them: `fx`,
         `fy`, and `cx`, `cy` from the left upper corner. A camera without perspective: none."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,12 @@ LEAST_WORLDS = 8
 """Worlds for which a thread, with its own copy of the model, is worth while."""
 
 
+@cache
+def announce() -> None:
+    """Say once in a process what may take long."""
+    print_line("cameras: the first rendering of a model compiles kernels, for up to 15 s")
+
+
 class WarpTwin:
     """MuJoCo-Warp's copies of a model and of its worlds' poses, in as many parts as threads."""
 
@@ -39,7 +46,7 @@ class WarpTwin:
         Raises:
             UserError: the model uses something that MuJoCo-Warp lacks.
         """
-        print_line("cameras: the first rendering of a model compiles kernels, for up to 15 s")
+        announce()
         start_warp("cpu")
         count = max(1, min(num_threads, num_worlds // LEAST_WORLDS))
         self._host = without_lacking(model)

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mjfleet.utils.atomic_write import write_atomically
-from mjfleet.video.state_recording import ARROW, StateRecording
+from mjfleet.video.state_recording import ARROW, SEEN, StateRecording
 
 Colour = tuple[int, int, int]
 WIDTH, HEIGHT = 640, 480
@@ -67,11 +67,20 @@ def pictures(recording: StateRecording) -> Iterator[Image.Image]:
             left, top = env % across * width, env // across * height
             picture.paste(Image.fromarray(renderer.render()), (left, top))
             pen.text((left + 8, top + 6), f"{time:.1f} s", WHITE, FONT, **EDGE)
+            if SEEN in steps:
+                seen = enlarged(steps[SEEN][step, env], width // 3)
+                picture.paste(Image.fromarray(seen), (left + width - seen.shape[1], top))
         x = 8.0
         for text, colour in ((recording.title, WHITE), *captions):
             pen.text((x, HEIGHT - 22), text, colour, FONT, **EDGE)
             x += 12 + pen.textlength(text, FONT)
         yield picture
+
+
+def enlarged(image: np.ndarray, width: int) -> np.ndarray:
+    """Return an image `(height, width, 3)` with pixels that are larger squares, as wide as fits."""
+    times = max(1, width // image.shape[1])
+    return image.repeat(times, axis=0).repeat(times, axis=1)
 
 
 def _camera(model: mujoco.MjModel) -> Any:

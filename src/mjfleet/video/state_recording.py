@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 NUM_RECORDED = 4  # Environments; of fewer than that, one is recorded.
 MAX_RATE = 30  # Pictures per second, about: without a GPU, each takes a while.
+SEEN = "what a camera sees"
 ARROW = "arrow/"  # Before the name of an arrow among the steps.
 
 
@@ -26,19 +27,21 @@ class StateRecording:
     steps: Mapping[str, np.ndarray]
     """`(pictures, envs, ...)` each: "time" (s, since the reset), "qpos", "mocap_pos", "mocap_quat"
     where there are such bodies; "arrow/<name>" `(pictures, envs, 2, 3)`, or with n arrows
-    `(pictures, envs, 2, n, 3)`: start and vector, m."""
+    `(pictures, envs, 2, n, 3)`: start and vector, m; SEEN `(pictures, envs, height, width, 3)`."""
 
 
 class StateRecorder:
     """Makes recordings of about `seconds` from the steps that the environment's recorder keeps."""
 
-    def __init__(self, env: "Env[Any]", seconds: float) -> None:
+    def __init__(self, env: "Env[Any]", seconds: float, camera: Any = None) -> None:
+        """Begin. `camera`: a Camera of the task, whose pictures are taken too, once a call."""
         assert env.recorder is not None
         self._env, self._source = env, env.recorder
         self.length = math.ceil(seconds / (env.step_dt * self._source.num_steps))
         """How many calls of `take` make a recording."""
         self._source.shown = NUM_RECORDED if env.num_envs >= NUM_RECORDED else 1
         self._parts: list[dict[str, np.ndarray]] = []
+        self._camera, self._seen = camera, camera and camera.pictures().cpu()
 
     @property
     def is_complete(self) -> bool:
@@ -53,6 +56,9 @@ class StateRecorder:
         found = {name: kept[f"start/{name}"] for name in fields if f"start/{name}" in kept}
         found |= {ARROW + name: tensor for name, tensor in self._source.arrows.items()}
         shown = {name: value[:, :envs].cpu().numpy().copy() for name, value in found.items()}
+        if self._camera:  # A step starts from what was seen before it.
+            shown[SEEN] = self._seen[None, :envs].numpy().copy()
+            self._seen = self._camera.pictures().cpu()
         self._parts.append(shown)
 
     def finish(self, title: str) -> StateRecording:

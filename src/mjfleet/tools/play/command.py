@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from mjfleet.cli.run_command import run_and_exit
 from mjfleet.config import EnvConfig, TrainConfig
@@ -58,6 +58,8 @@ class PlayArguments(Checked):
     """MP4 file to write: the first environments, from the beginning of their first episodes."""
     video_seconds: Positive = 10.0
     """Simulated seconds that the video shows."""
+    camera: str | None = None
+    """Show beside the scene what this camera of the task sees, in a viewer or a video."""
     viewer: Viewer | None = None
     """Show episodes in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
     host: str = "localhost"
@@ -90,6 +92,7 @@ class PlayArguments(Checked):
         is_web = self.viewer == "web"
         for name, needs, is_met in (
             ("video_seconds", "--video FILE", self.video),
+            ("camera", "--viewer or --video FILE", self.viewer or self.video),
             ("host", "--viewer web", is_web),
             ("port", "--viewer web", is_web),
             ("as_trained", "a trained policy", not self.actions),
@@ -173,15 +176,29 @@ def _play(
     name = "pretrained" if parsed.pretrained else name
     print_line(f"playing {played}: {config.env.num_envs} environments, {plan.engine} engine")
     with StopRequest().installed() as stop, playing(found, config, plan, played) as player:
+        camera = _find_camera(player, parsed.camera)
         if parsed.viewer:
-            _show(player, name, parsed, run, stop)
+            _show(player, name, parsed, run, stop, camera)
         else:
-            _play_episodes(player, f"{found.name}, {name.removesuffix('.pt')}", parsed)
+            _play_episodes(player, f"{found.name}, {name.removesuffix('.pt')}", parsed, camera)
     return 0
 
 
+def _find_camera(player: Player, name: str | None) -> Any:
+    """Return a Camera of the task; None for no name. UserError if it has none of that name."""
+    cameras = {camera.name: camera for camera in player.env.policy_cameras}
+    if name is not None and name not in cameras:
+        raise UserError(f"--camera {name}: the task sees by: {', '.join(cameras) or 'none'}.")
+    return name and cameras[name]
+
+
 def _show(
-    player: Player, name: str, parsed: PlayArguments, run: NamedRun | None, stop: StopRequest
+    player: Player,
+    name: str,
+    parsed: PlayArguments,
+    run: NamedRun | None,
+    stop: StopRequest,
+    camera: Any,
 ) -> None:
     """Open a viewer until it is closed."""
     from mjfleet.tools.play.realtime_playback import NEWEST, Playback
@@ -189,7 +206,7 @@ def _show(
     folder = run.policy.parent if run and run.run_dir else None
     # A run that is named may still be training; a checkpoint stays.
     stays = folder and not (parsed.resume and not Path(parsed.resume).is_file())
-    playback = Playback(player, name, folder, name if stays else NEWEST, stop.check)
+    playback = Playback(player, name, folder, name if stays else NEWEST, stop.check, camera)
     if parsed.viewer == "web":
         from mjfleet.tools.play.web_viewer import show_in_browser
 
@@ -200,10 +217,11 @@ def _show(
         show_in_window(playback)
 
 
-def _play_episodes(player: Player, title: str, parsed: PlayArguments) -> None:
+def _play_episodes(player: Player, title: str, parsed: PlayArguments, camera: Any) -> None:
     """Print the table of whole episodes, and write the files that the flags name."""
     count = parsed.episodes or player.env.num_envs
-    sums, recording = evaluate(player, count, title if parsed.video else None, parsed.video_seconds)
+    shown = title if parsed.video else None, parsed.video_seconds, camera
+    sums, recording = evaluate(player, count, *shown)
     print_line(sums.table)
     if parsed.output:
         text = json.dumps(sums.numbers, indent=2) + "\n"

@@ -74,13 +74,13 @@ def playing(
 
 
 def evaluate(
-    player: Player, count: int, title: str | None = None, seconds: float = 0
+    player: Player, count: int, title: str | None = None, seconds: float = 0, camera: Any = None
 ) -> "tuple[EpisodeSums, StateRecording | None]":
     """Play at least `count` episodes; return their sums and, with a title, a recording.
 
     Each environment plays the same number of episodes from its first reset on, so that short
     episodes do not count for more than long ones. The recording shows the first `seconds` of the
-    first environments.
+    first environments, and what a `camera` of the task sees.
     """
     from mjfleet.env.step_recorder import StepRecorder
     from mjfleet.rl.checks.simulation_warnings import describe_now
@@ -90,7 +90,7 @@ def evaluate(
     env, recorder = player.env, None
     if title is not None:
         env.recorder = StepRecorder(num_steps=1)
-        recorder = StateRecorder(env, seconds)
+        recorder = StateRecorder(env, seconds, camera)
 
     episodes = Episodes(env, player.act, -(-count // env.num_envs), player.forget)
     rows = episodes.play(recorder.take if recorder else lambda: None)

@@ -5,16 +5,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
+import numpy as np
 import torch
 
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import BEST, checkpoints_in
 from mjfleet.tools.play.policy_episodes import Player
 from mjfleet.utils.console import print_line
-from mjfleet.video.drawing import floating_body
+from mjfleet.video.drawing import enlarged, floating_body
 
 FRAME_SECONDS = 1 / 60
+SEEN_WIDTH = 256  # Of the picture of a camera, pixels.
 CHECKPOINT_SECONDS = 1.0  # Between looks for a newer checkpoint.
 SPEEDS = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 NEWEST = "newest"  # The choice that follows a run while it trains.
@@ -25,7 +28,8 @@ class Playback:
 
     `playing` names the policy, for display. `folder` has the checkpoints to choose from, of which
     `choice` is wanted: a name, or NEWEST, which newer ones replace. `check_stop` raises Stopped if
-    a signal was lost, as where a viewer's library catches all exceptions of its imports.
+    a signal was lost, as where a viewer's library catches all exceptions of its imports. `camera`
+    is a Camera of the task, whose pictures are shown.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Playback:
         folder: Path | None = None,
         choice: str = NEWEST,
         check_stop: Callable[[], object] = lambda: None,
+        camera: Any = None,
     ) -> None:
         self.env, self.playing = player.env, playing
         self.is_paused = False
@@ -44,7 +49,7 @@ class Playback:
         self.sums = torch.zeros_like(self.env.terms)
         """Sums of reward terms in the current episodes, `(number of terms, num_envs)`."""
         self._player, self._folder, self._check_stop = player, folder, check_stop
-        self.choice = choice
+        self.choice, self._camera = choice, camera
         self._first = playing
         self._loaded = playing  # Or tried.
         self._body = floating_body(self.env.sim.model)
@@ -148,6 +153,13 @@ class Playback:
         frame = sim.xmat[self.shown, self._body].view(3, 3).to(velocity)
         forward, left, _ = (frame.T @ velocity[:3]).tolist()
         return {"forward": forward, "left": left, "turn_left": float(velocity[5])}
+
+    def seen(self) -> np.ndarray | None:
+        """Return what the camera sees in the shown environment, `(height, width, 3)`, uint8, in
+        larger pixels; None: there is no camera. Waits for the device."""
+        if self._camera is None:
+            return None
+        return enlarged(self._camera.pictures()[self.shown].cpu().numpy(), SEEN_WIDTH)
 
     def checkpoints(self) -> list[str]:
         """Return the names of the checkpoints to choose from: the newest first, then the best, and

@@ -101,6 +101,8 @@ class WebDisplay:
         speeds = [f"{speed:g}" for speed in SPEEDS]
         speed = gui.add_dropdown("Speed", speeds, initial_value="1")
         speed.on_update(lambda _: setattr(playback, "speed", float(speed.value)))
+        seen = playback.seen()
+        self._seen = None if seen is None else gui.add_image(seen, label="What the policy sees")
         names = (NEWEST, *playback.checkpoints())
         self._policy = gui.add_dropdown("Policy", names, visible=len(names) > 1)
         self._policy.value = playback.choice
@@ -156,6 +158,8 @@ class WebDisplay:
             self._arrows[name] = self._server.scene.add_arrows(
                 path, points, colour, shaft_radius=0.008, head_radius=0.02, head_length=0.05
             )
+        if self._seen and (seen := self._playback.seen()) is not None:
+            self._seen.image = seen
         self._server.flush()
 
     def _write(self) -> None:

@@ -9,6 +9,7 @@ from itertools import cycle
 import glfw
 import mujoco
 import mujoco.viewer
+import numpy as np
 
 from mjfleet.errors import UserError
 from mjfleet.tools.play.realtime_playback import Playback
@@ -74,6 +75,9 @@ def _show(playback: Playback, window: mujoco.viewer.Handle, data: mujoco.MjData)
     left, right = ("\n".join(column) for column in zip(*rows, strict=True))
     font, corner = mujoco.mjtFontScale.mjFONTSCALE_100, mujoco.mjtGridPos.mjGRID_TOPLEFT
     window.set_texts((font, corner, left, right))
+    if (seen := playback.seen()) is not None:
+        height, width, _ = seen.shape
+        window.set_images((mujoco.MjrRect(0, 0, width, height), np.ascontiguousarray(seen)))
     window.sync(state_only=True)
 
 
