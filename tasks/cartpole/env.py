@@ -3,11 +3,18 @@
 import math
 from typing import Any, ClassVar
 
+import mujoco
 import torch
 
-from mjfleet.env import Env
+from mjfleet.env import Env, History
+from mjfleet.parts import Camera, add_camera
 
 from .config import CartpoleConfig
+
+NEAR, FAR = 1.6, 2.4
+"""What is seen in depth, m: cart and pole are 2 m before the camera."""
+SIZE = 32
+"""Width and height of an image, pixels."""
 
 
 class CartpoleEnv(Env[CartpoleConfig]):
@@ -53,6 +60,33 @@ class CartpoleEnv(Env[CartpoleConfig]):
             {"name": "pole_speed", "size": 1, "unit": "rad/s"},
         ]
         return {"observations": {"actor": parts}, "force": "gear * action, within [-1, 1], in N"}
+
+
+class CartpoleDepthEnv(CartpoleEnv):
+    """The same cart-pole, of which no position and no speed is known but what images show."""
+
+    @classmethod
+    def make_model(cls, cfg: CartpoleConfig) -> mujoco.MjModel:
+        spec = mujoco.MjSpec.from_file(str(cls.model_path()))
+        level = (math.sqrt(0.5), math.sqrt(0.5), 0.0, 0.0)
+        add_camera(spec, "eye", pos=(0.0, -2.0, 1.4), quat=level, fovy=60.0)
+        return spec.compile()
+
+    def setup(self) -> None:
+        self.camera = Camera(self, "eye", SIZE, SIZE, near=NEAR, far=FAR)
+        self.seen = History(self, (1, SIZE, SIZE), 2)
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        """The depths of this step and of the step before, `(num_envs, 2, SIZE, SIZE)`, from 0 for
+        what is farther than cart and pole to 1."""
+        depth = self.camera()["depth"]
+        images = self.seen((FAR - depth) / (FAR - NEAR))
+        return {"actor": images, "critic": images}
+
+    def deployment(self) -> dict[str, Any]:
+        """Return what a robot's program must know: how images become numbers."""
+        image = f"({FAR} - depth) / ({FAR} - {NEAR}), depth in m; before, now"
+        return {"image": image, "force": "gear * action, within [-1, 1], in N"}
 
 
 def gaussian(x: torch.Tensor, margin: float) -> torch.Tensor:
