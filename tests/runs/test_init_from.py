@@ -67,7 +67,7 @@ def test_another_task_begins_with_networks_that_fit_and_later_goes_on_by_itself(
     file = base / "checkpoints/model_2.pt"
     name = f"{TASK}/{base.name}"
     origin = {"run": name, "checkpoint": str(file), "iteration": 2, "networks_only": True}
-    assert parent.pop("named") in ("base", str(base), base.name)
+    assert parent.pop("typed") in ("base", str(base), base.name)
     assert parent == origin | {"changed": {}, "id": None}
     assert [int(row["iteration"]) for row in rows(tuned)] == [1, 2]
     assert float(rows(tuned)[0]["total_steps"]) == 2 * 16 * 8

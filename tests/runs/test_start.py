@@ -39,24 +39,21 @@ YES = ("yes", "no")
 COPIES = ("own", "theirs", "none")
 
 
-def is_possible(there: str, source: str, fork: str, seeds: str, again: str) -> bool:
+def is_possible(there: str, source: str, fork: str, seeds: str) -> bool:
     """Return whether the reader of facts can find these together."""
     is_there = there in ("run", "group")
     by_resume = source in ("run", "unlearned", "group", "file", "theirs")
-    continues = there == "run" or (there == "none" and source == "run" and fork == "no")
     return not (
         (by_resume and there != "none" and fork == "no")  # --resume and --run-dir need --fork.
         or (by_resume and there in ("run", "group", "theirs"))
         or (source == "theirs" and fork == "yes")
         or (source == "other" and not is_there)
         or (source == "none" and fork == "yes" and not (is_there or there == "theirs"))
-        or (again == "undone" and not continues)
-        or (again == "same" and not (is_there or continues or source == "group"))
     )
 
 
 def all_starts() -> Iterator[tuple[str, ...]]:
-    columns = get_args(InRunDir), get_args(Source), YES, YES, get_args(Again)
+    columns = get_args(InRunDir), get_args(Source), YES, YES
     return (one for one in itertools.product(*columns) if is_possible(*one))
 
 
@@ -89,7 +86,6 @@ def facts_of(
         code=code,
         run_in_run_dir=None if there == "none" else one_run("d"),
         source_run=None if source in ("none", "other") else one_run("source", source == "file"),
-        undone=Path("/undone.pt"),
         parent=parent,
     )
 
@@ -124,18 +120,18 @@ def test_each_refusal_has_a_message() -> None:
 @pytest.mark.parametrize("task", ["found", "missing"])
 @pytest.mark.parametrize("as_trained", [True, False])
 @pytest.mark.parametrize("copy", COPIES)
-def test_decide_does_what_the_row_says(task: str, as_trained: bool, copy: str) -> None:
-    for there, source, fork, seeds, again in all_starts():
+@pytest.mark.parametrize("again", get_args(Again))
+def test_decide_does_what_the_row_says(task: str, as_trained: bool, copy: str, again: str) -> None:
+    for there, source, fork, seeds in all_starts():
         is_parent = source == "file" or (source == "run" and fork == "yes")
-        parent = Parent(named="source") if is_parent else None
+        parent = Parent(typed="source") if is_parent else None
         facts = facts_of(there, source, again, task, copy, parent)
         typed_run = typed(there, source, fork, seeds, as_trained)
-        (row,) = matching(STARTS, (there, source, fork, seeds, again))
-        kind, _, how = row.partition(", ")
+        (kind,) = matching(STARTS, (there, source, fork, seeds))
         of_code = kind if kind in ("continue", "fork") and source != "file" else "new"
         is_asked = "yes" if as_trained and not (kind == "fork" and there != "none") else "no"
         (code,) = matching(CODES, (of_code, is_asked, again, task, copy))
-        if "refused" in row + code:
+        if "refused" in kind + code:
             with pytest.raises(UserError) as caught:
                 decide(typed_run, facts)
             assert "{" not in str(caught.value)
@@ -146,9 +142,7 @@ def test_decide_does_what_the_row_says(task: str, as_trained: bool, copy: str) -
         place = "d" if there != "none" else "source" if "continue" in kind else None
         assert start.run_dir == (place and Path("/runs", place))
         taken = {"fork": "source", "continue": place}.get(kind)
-        expected = Path("/undone.pt") if how == "where it began" else None
-        if taken and not expected:
-            expected = Path("/runs", taken, "checkpoints/model_4.pt")
+        expected = Path("/runs", taken, "checkpoints/model_4.pt") if taken else None
         if not start.is_group:
             assert start.checkpoint == expected
         assert (start.parent, start.again) == (parent, again)

@@ -8,7 +8,6 @@ A run's first attempt counts at once. A later one counts as soon as its first it
 file `current` is renamed into place. What follows from it is done again at the next start.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.runs.checkpoints import INIT, about, checkpoints_in, iteration_of, why_damaged
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
-from mjfleet.runs.run_json import RECORD_FILE, now, read_record
+from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_json
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line, print_line
@@ -210,6 +209,8 @@ def end_killed(run_dir: Path, attempts: list[dict[str, Any]]) -> None:
     """Change the entry of a last attempt whose process was killed before it could record that."""
     if attempts and attempts[-1].get("status") == "running":
         attempts[-1] |= {"status": "killed", "iterations": completed_iterations(run_dir)}
+        if current_attempt(run_dir, attempts)[0] != len(attempts):
+            attempts[-1]["is_undone"] = True
 
 
 def record_failed_start(run_dir: Path, argv: Sequence[str], cause: str, is_restart: bool) -> None:
@@ -272,8 +273,3 @@ def _write_config(run_dir: Path, number: int) -> None:
         text = config.read_bytes()
         if not shown.is_file() or shown.read_bytes() != text:
             write_atomically(shown, lambda file: file.write(text))
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    text = json.dumps(content, indent=2, default=str) + "\n"
-    write_atomically(path, lambda opened: opened.write(text.encode()))

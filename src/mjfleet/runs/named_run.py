@@ -10,7 +10,12 @@ from typing import Any, Self
 from mjfleet.config import TeacherConfig, TrainConfig, from_dict, to_dict
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.errors import UserError
-from mjfleet.runs.attempts import REPLACED, config_of, replaced_checkpoints
+from mjfleet.runs.attempts import (
+    REPLACED,
+    config_of,
+    replaced_checkpoints,
+    undone_checkpoint,
+)
 from mjfleet.runs.checkpoints import INIT, about, checkpoints_in, iterations_done, why_damaged
 from mjfleet.runs.config_yaml import TEACHER, read_config
 from mjfleet.runs.find_run import LATEST, find_run, name_of
@@ -22,7 +27,7 @@ from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of
 class Parent:
     """The checkpoint of another run from which a run has begun; its entry in run.json."""
 
-    named: str = ""  # What the user typed for it.
+    typed: str = ""  # What the user typed for it.
     run: str | None = None  # Experiment and name of the other run; None: the file is in none.
     checkpoint: str = ""  # Its path.
     iteration: int | None = None  # Iterations done in it; None: unknown.
@@ -66,12 +71,16 @@ class NamedRun:
         """Iterations done, if the checkpoint tells them; 0 where training begins anew."""
         return 0 if self.is_untrained else iterations_done(self.policy)
 
-    def with_checkpoint(self) -> Self:
+    def with_checkpoint(self, is_restart: bool = False) -> Self:
         """Return the same with the checkpoint that was named, or the newest undamaged one.
 
-        A run without one begins again with the networks with which it has begun. UserError if
-        there are only damaged checkpoints.
+        A restart of an attempt that did no iteration begins where that did. A run without one
+        begins again with the networks with which it has begun. UserError if there are only damaged
+        checkpoints.
         """
+        undone = undone_checkpoint(self.path) if is_restart and self.path.is_dir() else None
+        if undone and not why_damaged(undone):
+            return replace(self, checkpoint=undone)
         checkpoint, notes = choose(self.path)
         if checkpoint is None and self.initial.exists():
             checkpoint = self.initial
@@ -93,7 +102,7 @@ class NamedRun:
     def as_parent(self, word: str, networks_only: bool) -> Parent:
         """Return the entry of run.json for a run that begins from the checkpoint."""
         return Parent(
-            named=word,
+            typed=word,
             run=name_of(self.run_dir.resolve()) if self.run_dir else None,
             checkpoint=str(self.policy.resolve()),
             iteration=iterations_done(self.policy),
@@ -213,7 +222,7 @@ def begun_with(
         begun["parent"] = asdict(parent)
     if config.teacher:
         checkpoint = value_at(to_dict(config), TEACHER)
-        begun["teacher"] = {"named": config.teacher, "checkpoint": checkpoint}
+        begun["teacher"] = {"typed": config.teacher, "checkpoint": checkpoint}
     return begun
 
 

@@ -1,9 +1,10 @@
 """Reads what is there when a command starts, for `decide`; locks the run that may continue."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from mjfleet.config import LaunchConfig, from_dict
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, Registry, discover
-from mjfleet.runs.attempts import undone_checkpoint
-from mjfleet.runs.checkpoints import checkpoints_in, iteration_of, why_damaged
+from mjfleet.runs.attempts import attempts_in, end_killed
 from mjfleet.runs.config_yaml import task_of
 from mjfleet.runs.find_run import find_run, is_of_this_user, members_of
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
@@ -20,10 +20,11 @@ from mjfleet.runs.named_run import NamedRun, Parent, read_run
 from mjfleet.runs.own_runs import tasks_dir_of
 from mjfleet.runs.run_directory import refuse_written
 from mjfleet.runs.run_json import RECORD_FILE, is_group, read_record
-from mjfleet.runs.run_lock import REQUEUE_SECONDS, RunLock, lock_again
-from mjfleet.runs.start import AGAIN, Again, CodeFacts, Facts, InRunDir, Source
+from mjfleet.runs.run_lock import BRIEF_SECONDS, REQUEUE_SECONDS, RunLock, lock_again
+from mjfleet.runs.start import Again, CodeFacts, Facts, InRunDir
 from mjfleet.runs.task_snapshot import Snapshot, snapshot_of
 
+Look = Callable[..., tuple[Any, NamedRun]]
 NO_TASK = (
     "the task comes first: `train <task> ...`, unless the file of --config or the run of --resume "
     "or --run-dir names it. `train --help` lists tasks."
@@ -51,17 +52,22 @@ def read_facts(
     Raises:
         UserError: what is named does not exist, is damaged or is being trained; no task is named.
     """
-    in_run_dir, run = _in_run_dir(typed_run, locks)
+    is_restart = bool(trained) or again_of(None, argv, environ) == "restart"
+    look = partial(_look, typed_run, is_restart, locks)
+    in_run_dir, run = _in_run_dir(typed_run.run_dir, look)
     record, word = run.record if run else {}, typed_run.resume or typed_run.init_from
     source, source_run, parent = "none", None, None
-    known = _meaning(record, "parent", word, typed_run.resume is None)
+    recorded = _recorded(record, "parent", word, typed_run.resume is None)
     if in_run_dir in ("run", "group"):
-        source = "other" if word and not known else "none"
+        source = "other" if word and not recorded else "none"
     elif typed_run.resume and in_run_dir != "theirs":
-        source, source_run = _resumed(typed_run, task, known or typed_run.resume, locks)
+        flag, root = f"--resume {typed_run.resume}", Path(typed_run.log_root)
+        wanted = recorded or typed_run.resume
+        path = find_run(wanted, flag, root, task=task or None, may_be_group=True)
+        source, source_run = look(path, flag, not typed_run.fork)
         if source_run.checkpoint and (typed_run.fork or source == "file"):
             parent = source_run.as_parent(typed_run.resume, source_run.is_untrained)
-    elif known and run and not os.path.exists(known) and run.initial.exists():
+    elif recorded and run and not os.path.exists(recorded) and run.initial.exists():
         parent = from_dict(Parent(), record["parent"])  # Its networks are in the copy.
     origin = source_run if in_run_dir in ("none", "unlearned") else run
     task = task or (origin.task if origin else "")
@@ -72,24 +78,19 @@ def read_facts(
     tasks_dir = typed_run.tasks_dir or (place and tasks_dir_of(place))
     registry = Registry({task: trained}) if trained else discover(environ, tasks_dir)
     in_place = origin.run_dir if origin and (origin is run or not typed_run.fork) else None
-    again: Again = "restart" if trained else again_of(in_place, argv, environ)
-    undone = undone_checkpoint(in_place) if in_place else None
-    if again == "restart" and undone and not why_damaged(undone):
-        again = "undone"
     code_of = origin.checkpoint if origin and origin.run_dir else None
-    if origin and (origin.is_untrained or (in_place and again in AGAIN)):
+    if origin and (origin.is_untrained or (in_place and is_restart)):
         code_of = origin.run_dir
     return registry, Facts(
         in_run_dir=in_run_dir,
         source=source,
-        again=again,
-        code=read_code_facts(registry, task, code_of, typed_run.as_trained or again in AGAIN),
+        again="restart" if is_restart else again_of(in_place, argv, environ),
+        code=read_code_facts(registry, task, code_of, typed_run.as_trained or is_restart),
         run_in_run_dir=run,
         source_run=source_run,
-        undone=undone,
         parent=parent,
-        init_from=None if typed_run.resume else known,
-        teacher=_meaning(record, "teacher", typed_run.teacher),
+        init_from=None if typed_run.resume else recorded,
+        teacher=_recorded(record, "teacher", typed_run.teacher),
     )
 
 
@@ -110,73 +111,69 @@ def again_of(run_dir: Path | None, argv: Sequence[str], environ: Mapping[str, st
     counts = (environ.get(f"{who}_RESTART_COUNT", "0") for who in ("TORCHELASTIC", "SLURM"))
     if any(count not in ("", "0") for count in counts):
         return "restart"
-    if run_dir is None:
-        return "typed"
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        record = read_record(run_dir)
-        if record.get("argv") == argv and any(map(completed_iterations, members_of(run_dir))):
+    with suppress(OSError, ValueError, LookupError, UserError):
+        if run_dir and read_record(run_dir).get("argv") == argv and members_of(run_dir):
+            return "same" if any(map(completed_iterations, members_of(run_dir))) else "typed"
+        attempts = attempts_in(run_dir) if run_dir else []
+        if run_dir:
+            end_killed(run_dir, attempts)
+        learned = [one for one in attempts if one["iterations"] and not one.get("is_undone")]
+        if any(one["argv"] == argv for one in learned):
             return "same"
-        for entry in record.get("attempts", []):
-            is_open = entry["status"] == "running"  # Its process was killed.
-            done = completed_iterations(run_dir) if is_open else entry["iterations"]
-            if entry["argv"] == argv and done > (
-                iteration_of(Path(entry["checkpoint"] or "")) or 0
-            ):
-                return "same"
     return "typed"
 
 
-def _in_run_dir(typed_run: LaunchConfig, locks: list[RunLock]) -> tuple[InRunDir, NamedRun | None]:
-    """Return what is in --run-dir, and the run, which is locked, or the group there."""
-    folder, flag = Path(typed_run.run_dir or ""), f"--run-dir {typed_run.run_dir}"
-    if typed_run.run_dir is None:
+def _in_run_dir(name: str | None, look: Look) -> tuple[InRunDir, NamedRun | None]:
+    """Return what is in --run-dir, and the run or the group there."""
+    folder = Path(name or "")
+    if name is None:
         return "none", None
     if not (is_group(folder) or os.path.lexists(folder / RECORD_FILE)):
         refuse_written(folder)
         return "none", None
-    if not is_of_this_user(folder):
-        return "theirs", read_run(folder, flag)
-    if is_group(folder):
-        return "group", read_run(folder, flag)
-    if not typed_run.dry_run and (lock := lock_again(folder, REQUEUE_SECONDS)):
-        locks.append(lock)
-    run = read_run(folder, flag)
-    if not checkpoints_in(folder / "checkpoints"):
-        return "unlearned", run
-    return "run", _with_rows_counted(run.with_checkpoint())
+    kind, run = look(folder, f"--run-dir {name}", True, REQUEUE_SECONDS)
+    return "unlearned" if kind == "run" and run.is_untrained else kind, run
 
 
-def _resumed(
-    typed_run: LaunchConfig, task: str, wanted: str, locks: list[RunLock]
-) -> tuple[Source, NamedRun]:
-    """Return what --resume names; a run that continues in its own directory is locked."""
-    name, root = f"--resume {typed_run.resume}", Path(typed_run.log_root)
-    path = find_run(wanted, name, root, task=task or None, may_be_group=True)
+def _look(
+    typed_run: LaunchConfig,
+    is_restart: bool,
+    locks: list[RunLock],
+    path: Path,
+    name: str,
+    in_place: bool,
+    patience: float = BRIEF_SECONDS,
+) -> tuple[Any, NamedRun]:
+    """Return what there is at a path: a kind of InRunDir or Source.
+
+    What continues `in_place` is locked, and has to be this user's.
+    """
     run = read_run(path, name)
     if run.run_dir is None:
         return "file", run.with_checkpoint()
-    if not (typed_run.fork or is_of_this_user(run.run_dir)):
+    if in_place and not is_of_this_user(run.run_dir):
         return "theirs", run
     if is_group(run.run_dir):
         return "group", run
-    if not (typed_run.fork or typed_run.dry_run) and (lock := lock_again(run.run_dir)):
+    is_locked = in_place and not typed_run.dry_run
+    if is_locked and (lock := lock_again(run.run_dir, patience)):
         locks.append(lock)
         run = read_run(path, name)  # Nobody changes it any more.
-    run = run.with_checkpoint()
-    run = run if typed_run.fork else _with_rows_counted(run)
+    run = run.with_checkpoint(in_place and is_restart)
+    run = _with_rows_counted(run) if in_place else run
     return "run" if run.checkpoint else "unlearned", run
 
 
-def _meaning(
+def _recorded(
     record: Mapping[str, Any], entry: str, word: str | None, networks_only: bool = False
 ) -> str | None:
-    """Return the checkpoint that a word meant at the first start of a run; None: another word did.
+    """Return the checkpoint that a word stood for when a run began; None: another word did.
 
     `latest` may mean another run by now.
     """
     recorded = record.get(entry, {})
     is_kind = bool(recorded.get("networks_only")) == networks_only
-    is_same = recorded.get("named") == word and is_kind
+    is_same = recorded.get("typed") == word and is_kind
     checkpoint = recorded.get("checkpoint")
     return checkpoint if word and is_same and isinstance(checkpoint, str) else None
 

@@ -28,7 +28,6 @@ from mjfleet.runs.attempts import (
     keep_earlier_layout,
     remove,
     write_attempts,
-    write_json,
     write_pointer,
 )
 from mjfleet.runs.checkpoints import FINAL, INIT, checkpoints_in, name_also, rank_files_of
@@ -39,7 +38,7 @@ from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.named_run import Parent, begun_with
 from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
 from mjfleet.runs.run_files import copy_files
-from mjfleet.runs.run_json import RECORD_FILE, now, read_record
+from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_json
 from mjfleet.runs.run_lock import (
     BRIEF_SECONDS,
     LOCK_FILE,

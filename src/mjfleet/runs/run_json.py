@@ -3,6 +3,7 @@
 import json
 import os
 import reprlib
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     for name, kind in RUN_JSON_KINDS.items():
         if not isinstance(record.get(name, kind()), kind):
             raise ValueError(f"its {name} is {reprlib.repr(record[name])}, not a {kind.__name__}")
+    for one in (record.get("parent", {}), record.get("teacher", {})):
+        if "named" in one:  # Its name in earlier versions.
+            one["typed"] = one.pop("named")
     lists = record.get("attempts", []), record.get("plan", {}).get("workers", [])
     for entries in (*lists, list(record.get("members", {}).values())):
         if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
@@ -81,8 +85,12 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 def write_record(run_dir: Path, file: str = RECORD_FILE, **entries: Any) -> None:
     """Add or change entries of run.json, or of a group's `file`. Paths are written as text."""
-    text = json.dumps(read_record(run_dir) | entries, indent=2, default=str) + "\n"
-    write_atomically(run_dir / file, lambda opened: opened.write(text.encode()))
+    write_json(run_dir / file, read_record(run_dir) | entries)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, default=str) + "\n"
+    write_atomically(path, lambda opened: opened.write(text.encode()))
 
 
 def record_to_share(run_dir: Path, iteration: int) -> dict[str, Any]:

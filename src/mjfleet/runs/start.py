@@ -22,35 +22,33 @@ from mjfleet.runs.task_snapshot import Snapshot
 
 INIT_STD = "agent.actor.distribution.init_std"
 ANY, YES, NO, NONE = ("any",), ("yes",), ("no",), ("none",)
-FREE, RUN, FIRST, AGAIN = ("none", "unlearned"), ("run",), ("typed", "same"), ("restart", "undone")
+FREE, RUN, FIRST, RESTART = ("none", "unlearned"), ("run",), ("typed", "same"), ("restart",)
 STARTS = (
-    # in --run-dir, source, --fork, --seeds, again: start
-    (("theirs",), ANY, ANY, ANY, ANY, "refused: another user"),
-    (FREE, NONE, ANY, NO, ANY, "new"),
-    (NONE, NONE, ANY, YES, ANY, "new group"),
-    (("unlearned",), NONE, ANY, YES, ANY, "refused: one run"),
-    (FREE, ("run", "file"), YES, NO, ANY, "fork"),
-    (NONE, ("file",), NO, NO, ANY, "fork"),
-    (FREE, ("unlearned",), YES, NO, ANY, "refused: no checkpoint"),
-    (FREE, ("group",), YES, ANY, ANY, "refused: fork of a group"),
-    (FREE, ("run", "file", "unlearned"), ANY, YES, ANY, "refused: one run"),
-    (NONE, ("theirs",), NO, ANY, ANY, "refused: another user"),
-    (NONE, ("run", "unlearned"), NO, NO, ("typed", "same", "restart"), "continue, newest"),
-    (NONE, RUN, NO, NO, ("undone",), "continue, where it began"),
-    (NONE, ("group",), NO, ANY, ANY, "continue group"),
-    (("run", "group"), ("other",), ANY, ANY, ANY, "refused: begun otherwise"),
-    (RUN, NONE, ANY, YES, ANY, "refused: one run"),
-    (RUN, NONE, ANY, NO, ("typed", "same", "restart"), "continue, newest"),
-    (RUN, NONE, ANY, NO, ("undone",), "continue, where it began"),
-    (("group",), NONE, ANY, ANY, ANY, "continue group"),
+    # in --run-dir, source, --fork, --seeds: start
+    (("theirs",), ANY, ANY, ANY, "refused: another user"),
+    (FREE, NONE, ANY, NO, "new"),
+    (NONE, NONE, ANY, YES, "new group"),
+    (("unlearned",), NONE, ANY, YES, "refused: one run"),
+    (FREE, ("run", "file"), YES, NO, "fork"),
+    (NONE, ("file",), NO, NO, "fork"),
+    (FREE, ("unlearned",), YES, NO, "refused: no checkpoint"),
+    (FREE, ("group",), YES, ANY, "refused: fork of a group"),
+    (FREE, ("run", "file", "unlearned"), ANY, YES, "refused: one run"),
+    (NONE, ("theirs",), NO, ANY, "refused: another user"),
+    (NONE, ("run", "unlearned"), NO, NO, "continue"),
+    (NONE, ("group",), NO, ANY, "continue group"),
+    (("run", "group"), ("other",), ANY, ANY, "refused: begun otherwise"),
+    (RUN, NONE, ANY, YES, "refused: one run"),
+    (RUN, NONE, ANY, NO, "continue"),
+    (("group",), NONE, ANY, ANY, "continue group"),
 )
 CODES = (
     # start, --as-trained, again, task, copy: code
     (("new",), ANY, ANY, ("found",), ANY, "today's"),
     (("new",), ANY, ANY, ("missing",), ANY, "refused: no task"),
     (("continue",), NO, FIRST, ("found",), ANY, "today's"),
-    (("continue",), NO, AGAIN, ("found",), ("own",), "copy"),
-    (("continue",), NO, AGAIN, ("found",), ("theirs", "none"), "today's"),
+    (("continue",), NO, RESTART, ("found",), ("own",), "copy"),
+    (("continue",), NO, RESTART, ("found",), ("theirs", "none"), "today's"),
     (("fork",), NO, ANY, ("found",), ANY, "today's"),
     (("continue", "fork"), NO, ANY, ("missing",), ("own",), "copy"),
     (("continue", "fork"), NO, ANY, ("missing",), ("theirs",), "refused: not begun here"),
@@ -74,7 +72,7 @@ REFUSALS = {
 }
 InRunDir = Literal["none", "unlearned", "run", "group", "theirs"]
 Source = Literal["none", "run", "unlearned", "group", "file", "theirs", "other"]
-Again = Literal["typed", "same", "restart", "undone"]
+Again = Literal["typed", "same", "restart"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +95,6 @@ class Facts:
     code: CodeFacts
     run_in_run_dir: NamedRun | None = None
     source_run: NamedRun | None = None  # What --resume names.
-    undone: Path | None = None  # The checkpoint from which the last attempt began, if it is undone.
     parent: Parent | None = None
     """From whose checkpoint a run begins; with --init-from, if the copy in --run-dir is needed."""
     init_from: str | None = None  # The checkpoint that --init-from meant at the first start.
@@ -108,7 +105,7 @@ class Facts:
 class Start:
     """Where a run starts, as `to_dict` and JSON can hold it."""
 
-    kind: str = "new"  # A result of STARTS, without what follows the comma.
+    kind: str = "new"  # A result of STARTS.
     again: Again = "typed"
     run_dir: Path | None = None  # The directory of a run or a group that is there.
     checkpoint: Path | None = None  # Where training continues from, or takes networks.
@@ -124,7 +121,7 @@ class Start:
     @property
     def is_restart(self) -> bool:
         """Whether a run that is there was started again after a fault, by itself."""
-        return self.kind == "continue" and self.again in AGAIN
+        return self.kind == "continue" and self.again == "restart"
 
     @property
     def iteration(self) -> int | None:
@@ -153,13 +150,12 @@ def decide(typed_run: LaunchConfig, facts: Facts) -> Start:
     """Return where a run starts; UserError if it cannot start so."""
     run, source = facts.run_in_run_dir, facts.source_run
     columns = facts.in_run_dir, facts.source, _switch(typed_run.fork), _switch(typed_run.seeds)
-    (result,) = matching(STARTS, (*columns, facts.again))
+    (kind,) = matching(STARTS, columns)
     word = f"--init-from {typed_run.init_from}"
     word = f"--resume {typed_run.resume}" if typed_run.resume else word
     place = run or source
-    began = value_at(run and run.record, "parent.named", "nothing")
-    _refuse(result, run=run, source=source, place=place, word=word, began=began)
-    kind, _, how = result.partition(", ")
+    began = value_at(run and run.record, "parent.typed", "nothing")
+    _refuse(kind, run=run, source=source, place=place, word=word, began=began)
     continues = kind.startswith("continue")
     origin = place if continues else source if kind == "fork" else None
     if origin:
@@ -177,7 +173,7 @@ def decide(typed_run: LaunchConfig, facts: Facts) -> Start:
         kind=kind,
         again=facts.again,
         run_dir=place.run_dir if place and (run or continues) else None,
-        checkpoint=facts.undone if how == "where it began" else checkpoint,
+        checkpoint=checkpoint,
         parent=facts.parent,
         code=code,
         base=origin.run_dir if origin else None,
