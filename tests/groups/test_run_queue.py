@@ -10,10 +10,11 @@ import pytest
 
 from mjfleet.config import LaunchConfig
 from mjfleet.groups.device_shares import divide_devices
-from mjfleet.groups.group_folder import GroupFolder
+from mjfleet.groups.group_folder import enter_group
 from mjfleet.groups.run_queue import Member, run_members
 from mjfleet.registry import discover
 from mjfleet.runs.metrics_csv import completed_iterations
+from mjfleet.runs.start import NEW
 
 TASK = "cartpole-balance"
 
@@ -46,16 +47,16 @@ def test_members_come_when_a_share_is_free_and_how_each_ends_is_known(tmp_path: 
             if completed_iterations(member.run_dir) > 2:
                 member.stop()
 
-    with closing(GroupFolder(found, config, None)) as group:
-        group.begin(config, ["train"], {}, None)
-        assert run_members(group, config, shares, next_member, ended.append, look) is None
+    folder, attempt = enter_group(found, config, ["train"], NEW, [], {"kind": "seeds"})
+    with closing(attempt):
+        assert run_members(found, config, folder, shares, next_member, ended.append, look) is None
     statuses = {member.name: member.status for member in ended}
     assert statuses == {"wrong": "refused", "long": "stopped", "short": "finished"}
     (wrong,) = (member for member in ended if member.name == "wrong")
     assert wrong.cause.startswith("--agent.max-iterations is 0")
-    assert not (group.path / "wrong").exists()
-    assert (group.path / "long/checkpoints/final_model.pt").exists()
-    assert completed_iterations(group.path / "short") == 2
+    assert not (folder / "wrong").exists()
+    assert (folder / "long/checkpoints/final_model.pt").exists()
+    assert completed_iterations(folder / "short") == 2
 
 
 def test_a_member_that_begins_again_has_forgotten_why_it_was_killed(tmp_path: Path) -> None:

@@ -213,6 +213,24 @@ def test_the_workers_of_two_runs_share_no_seed(
     assert not os.listdir(here)
 
 
+def test_a_group_that_cannot_be_planned_in_a_restart_has_failed(run: Run, tmp_path: Path) -> None:
+    command = ("train", TASK, *SMALL, "--gpu-ids", "None", "--seeds", "2", "--run-dir", "g")
+    command = (*command, "--agent.max-iterations", "1")
+    assert run(*command).returncode == 0
+    before = read_record(tmp_path / "g")
+    wrong = (*command, "--per-run", "999", "--max-restarts", "1")
+    assert run(*wrong).returncode == 2
+    assert read_record(tmp_path / "g") == before
+    again = run(*wrong, SLURM_RESTART_COUNT="1")
+    assert again.returncode == 1
+    assert "it was started again 1 times, all of --max-restarts" in again.stdout
+    attempts = read_record(tmp_path / "g")["attempts"]
+    assert [one["status"] for one in attempts] == ["finished", "failed"]
+    assert attempts[1]["cause"].startswith("--per-run is 999")
+    assert run(*command).returncode == 0
+    assert read_record(tmp_path / "g")["status"] == "finished"
+
+
 @pytest.mark.slow
 def test_a_mistake_that_each_run_would_find_is_printed_once(run: Run, tmp_path: Path) -> None:
     tasks = write_noisy(tmp_path, "raise UserError('no motor')").parent

@@ -112,7 +112,7 @@ def test_what_words_meant_at_first_is_not_looked_up_anew(
     assert again
     assert again.parent
     assert (again.run_dir, again.parent.checkpoint) == (Path("d"), str(first.resolve()))
-    assert again.parent.named == "latest"
+    assert again.parent.typed == "latest"
     add_checkpoint(run_dir, 4)
     _, _, learned = config_of(*fork)
     assert learned

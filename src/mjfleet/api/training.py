@@ -9,8 +9,8 @@ from mjfleet.api.command_process import CommandProcess, folder_of
 from mjfleet.api.run import Run
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.errors import UserError
-from mjfleet.runs.attempts import CONFIG_FILE
 from mjfleet.runs.config_yaml import placement_flags, write_config
+from mjfleet.runs.run_json import CONFIG_FILE
 
 OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "fork")
 """Flags of `train` that this function has no equal for."""

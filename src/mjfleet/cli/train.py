@@ -73,10 +73,11 @@ def train(arguments: Sequence[str]) -> int:
         choose = partial(_choose_on_rank_0, rank, typed_run, choose)
     from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
 
-    def train_group(found: FoundTask, config: TrainConfig, start: Start) -> int:
+    def train_group(chosen: Chosen, locks: Sequence[RunLock]) -> int:
         from mjfleet.groups.seeds import train_seeds
 
-        return train_seeds(found, config, arguments, start)
+        found, config, start = chosen
+        return train_seeds(found, config, arguments, start, locks)
 
     return launch_training(choose, train_group, typed_run, ["train", *without_values(arguments)])
 

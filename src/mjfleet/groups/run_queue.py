@@ -18,10 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeR
 from mjfleet.config import TrainConfig
 from mjfleet.errors import Stopped
 from mjfleet.groups.device_shares import Share
-from mjfleet.groups.group_folder import GroupFolder
+from mjfleet.registry import FoundTask
 from mjfleet.runs.config_yaml import placement_flags
 from mjfleet.runs.metrics_csv import completed_iterations
-from mjfleet.runs.run_json import read_record
+from mjfleet.runs.run_json import CONFIG_FILE, read_record
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import print_line
 from mjfleet.utils.parent_death import AT_ONCE, STOP_VARIABLE
@@ -100,22 +100,25 @@ M = TypeVar("M", bound=Member)
 
 
 def run_members(
-    group: GroupFolder,
+    found: FoundTask,
     config: TrainConfig,
+    folder: Path,
     shares: Sequence[Share],
     next_member: Callable[[], M | None],
     ended: Callable[[M], object],
     look: Callable[[Sequence[M]], object] = lambda running: None,
 ) -> int | None:
-    """Train members until there are no more, or a signal has stopped them; return the signal.
+    """Train members of the group in a folder until there are no more, or a signal has stopped them.
+
+    Return the signal.
 
     The first signal is passed on, so that members save and stop; a second one ends them at once.
     `next_member` is called while a share is free; None is nothing now, and nothing more once all
     members have ended. `ended` takes note of how a member ended. `look` sees the members that are
     being trained, a few times per second, and may stop some.
     """
-    flags = placement_flags(config, group.found.defaults())
-    common = [group.found.name, "--config", str(group.config_file), *flags]
+    flags = placement_flags(config, found.defaults())
+    common = [found.name, "--config", str(folder / CONFIG_FILE), *flags]
     common += ["--as-trained"] * config.as_trained
     length = config.agent.max_iterations if config.total_steps is None else None
     columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -136,7 +139,7 @@ def run_members(
                         for member in running:
                             member.stop(number)
                     while free and not number and (member := next_member()):
-                        member.start(group.path, free.pop(0), common)
+                        member.start(folder, free.pop(0), common)
                         running[member] = bars.add_task(member.name, total=length)
                         if not config.quiet:
                             print_line(f"{member.name} on {member.share}: {member.log_file}")

@@ -12,7 +12,7 @@ from mjfleet.config.rank_seed import seeds_apart, shared_seed
 from mjfleet.config.train_config import continues_in_place
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
-from mjfleet.groups.group_folder import GroupFolder
+from mjfleet.groups.group_folder import enter_group
 from mjfleet.groups.run_queue import Member, run_members
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.hosts.host_environment import take_variables
@@ -20,9 +20,9 @@ from mjfleet.launch.launch_plan import describe, new_folder
 from mjfleet.launch.launch_training import plan_here, resume_command
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.registry import FoundTask
-from mjfleet.runs.attempts import CONFIG_FILE
 from mjfleet.runs.config_yaml import differences, read_config, recorded_in
-from mjfleet.runs.run_json import GROUP_FILE, record_of
+from mjfleet.runs.run_json import CONFIG_FILE, GROUP_FILE, record_of
+from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.start import Start
 from mjfleet.utils.console import print_line
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
@@ -31,7 +31,13 @@ SEEDS_KIND = "seeds"  # The kind of group, in group.json.
 ONE_EACH = "or train each seed by a command of its own, with --agent.seed and all its workers."
 
 
-def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str], start: Start) -> int:
+def train_seeds(
+    found: FoundTask,
+    config: TrainConfig,
+    argv: Sequence[str],
+    start: Start,
+    locks: Sequence[RunLock],
+) -> int:
     """Train a seed group; return the exit code.
 
     `config` is what all runs have in common. UserError if a value does not fit this machine, or
@@ -59,11 +65,11 @@ def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str], star
             print_line(f"{member.name + ':':<25}{how}")
         print_line(f"\nthe first one:\n\n{describe(plan)}")
         return 0
-    with closing(GroupFolder(found, config, group)) as group_folder:
-        recorded = {f"seed_{seed}": {"seed": seed} for seed in seeds}
-        entries = {"kind": SEEDS_KIND, "members": recorded}
-        group_folder.begin(config, ["train", *argv], {}, start.parent, **entries)
-        folder, waiting = group_folder.path, list(members)
+    recorded = {f"seed_{seed}": {"seed": seed} for seed in seeds}
+    entries = {"kind": SEEDS_KIND, "members": recorded}
+    folder, attempt = enter_group(found, config, ["train", *argv], start, locks, entries)
+    with closing(attempt):
+        waiting = list(members)
         print_line(f"seed group: {folder}")
 
         def next_member() -> Member | None:
@@ -73,12 +79,18 @@ def train_seeds(found: FoundTask, config: TrainConfig, argv: Sequence[str], star
             if not _common_mistake(members):
                 print_line(f"{member.name} {member.status}{member.cause and f': {member.cause}'}")
 
-        number = run_members(group_folder, config, shares, next_member, ended)
+        number = run_members(found, config, folder, shares, next_member, ended)
         finished = [member.status for member in members].count("finished")
         is_all = finished == len(seeds)
-        group_folder.end("finished" if is_all else "stopped" if number else "failed")
-        if (mistake := _common_mistake(members)) and not number:
-            group_folder.discard()
+        mistake = "" if number else _common_mistake(members)
+        if mistake and start.again == "typed" and not group:
+            for member in members:
+                (folder / f"{member.name}.log").unlink(missing_ok=True)
+            attempt.leave()
+            raise UserError(mistake)
+        cause = {"cause": mistake, "kind": "UserError", "iteration": 0} if mistake else {}
+        attempt.end("finished" if is_all else "stopped" if number else "failed", **cause)
+        if mistake and start.again == "typed":
             raise UserError(mistake)
     if number is None:
         draw_curves(folder)

@@ -26,8 +26,8 @@ from mjfleet.registry import FoundTask, find_task
 from mjfleet.runs.attempts import record_failed_start
 from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.read_facts import again_of, read_facts
-from mjfleet.runs.run_directory import Attempt, RunDirectory, finish_complete, refuse_written
-from mjfleet.runs.run_json import RECORD_FILE, read_record
+from mjfleet.runs.run_directory import Attempt, RunDirectory, finish_complete
+from mjfleet.runs.run_json import read_record, record_file
 from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.start import NEW, Again, Chosen, Start, decide
 from mjfleet.runs.task_snapshot import code_of, snapshot_folder
@@ -38,7 +38,7 @@ from mjfleet.worker.stop_signals import StopRequest
 
 def launch_training(
     choose: Callable[[list[RunLock]], Chosen],
-    train_group: Callable[[FoundTask, TrainConfig, Start], int],
+    train_group: Callable[[Chosen, Sequence[RunLock]], int],
     typed_run: LaunchConfig,
     argv: Sequence[str],
 ) -> int:
@@ -59,14 +59,14 @@ def launch_training(
         again: Again | None = "restart" if is_restart else None
         try:
             found, config, start = choose(locks)
-            if start.is_group:
-                return train_group(found, config, start)
-            if config.per_run is not None:
-                raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
             if is_restart and start.again == "same":
                 start = replace(start, again="restart")
             run_dir, again = start.run_dir or run_dir, start.again
             max_restarts = config.max_restarts
+            if start.is_group:
+                return train_group((found, config, start), locks)
+            if config.per_run is not None:
+                raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
             code, plan = _attempt(found, config, start, argv, locks)
             if plan is None:
                 return code
@@ -99,7 +99,7 @@ def _record_mistake(mistake: str, run_dir: Path | None, argv: Sequence[str], aga
     if again == "typed":
         raise UserError(mistake)
     is_first = (Rank.from_environ(os.environ) or Rank()).rank == 0
-    if not (is_first and run_dir and (run_dir / RECORD_FILE).exists()):
+    if not (is_first and run_dir and record_file(run_dir).exists()):
         raise WorkerError(f"error: {mistake}")
     print_error(f"error: {mistake}")
     record_failed_start(run_dir, argv, mistake, again != "same")
@@ -147,8 +147,6 @@ def _attempt(
                     print_line(_why_done(start, plan.config))
                 return 0, None
             plan = name_files(plan, os.environ, datetime.now())
-            if config.run_dir and is_first and not plan.continues:
-                refuse_written(plan.run_dir)
             if config.dry_run:
                 if is_first:
                     print_line(describe(plan))
@@ -214,7 +212,7 @@ def _create_run_dir(
     """Enter the attempt; a name that is taken becomes that of a later second."""
     when = datetime.now()
     while True:
-        attempt = Attempt(found, plan.config, argv, plan.record(), start)
+        attempt = Attempt(found, plan.config, argv, {"plan": plan.record()}, start)
         try:
             run_dir = RunDirectory(plan.run_dir, attempt, plan.logs, locks[0] if locks else None)
             of_run = {"checkpoint": run_dir.checkpoint, "task_hash": run_dir.task_hash}

@@ -10,8 +10,7 @@ from mjfleet.errors import Stopped, UserError
 from mjfleet.launch.hosts.host_starter import HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.launch.run_supervisor import supervise
-from mjfleet.runs.find_run import members_of
-from mjfleet.runs.metrics_csv import completed_iterations
+from mjfleet.runs.find_run import iterations_in
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.child_process import ChildProcess, python_module
 from mjfleet.utils.console import in_a_line, print_line, printable
@@ -123,7 +122,7 @@ def _fail(
 def draw_curves(run_dir: Path) -> None:
     """Draw what `mjfleet plot` draws of a run or a group, in a child; a failure is a warning."""
     try:
-        if max(map(completed_iterations, members_of(run_dir) or [run_dir])) < FEW_ITERATIONS:
+        if iterations_in(run_dir) < FEW_ITERATIONS:
             return
         with ChildProcess(python_module("mjfleet.cli.dispatcher", "plot", str(run_dir))) as child:
             code = child.wait(DRAW_SECONDS)

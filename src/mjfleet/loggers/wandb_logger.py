@@ -17,9 +17,8 @@ import psutil
 
 from mjfleet.config import WandbConfig
 from mjfleet.loggers.logger import Logger, Row
-from mjfleet.runs.attempts import CONFIG_FILE
 from mjfleet.runs.find_run import group_of
-from mjfleet.runs.run_json import RECORD_FILE, read_record, record_to_share
+from mjfleet.runs.run_json import CONFIG_FILE, RECORD_FILE, read_record, record_to_share
 from mjfleet.utils.console import in_a_line
 
 if TYPE_CHECKING:

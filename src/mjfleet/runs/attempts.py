@@ -18,24 +18,25 @@ from typing import Any
 
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.runs.checkpoints import INIT, about, checkpoints_in, iteration_of, why_damaged
+from mjfleet.runs.find_run import iterations_in
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
-from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_json
+from mjfleet.runs.run_json import CONFIG_FILE, is_group, now, read_record, record_file, write_json
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.utils.safe_read import read_json
 
-CONFIG_FILE = "config.yaml"
 ATTEMPTS = "attempts"
 PLAN_FILE = "plan.json"
 CURRENT = "current"
 TOKEN = "token"  # An attempt's random name, in run.json and in its checkpoints.
 REPLACED = "replaced_"  # Begins the names of folders of checkpoints that were set aside.
-OF_ALL = ("argv", "started")  # Entries of run.json that are those of the first attempt.
+OF_ALL = ("argv", "started", "results")
+"""Entries of run.json that later attempts leave: the first one's, and what a sweep has found."""
 HOW = ("iterations", "status", "ended")  # Those that say how far the run has come.
 
 Attempts = Sequence[Mapping[str, Any]]
-"""The entries of run.json; those of earlier versions and of W&B have no token."""
+"""The entries of run.json; those of groups, of earlier versions and of W&B have no token."""
 
 
 def attempts_in(run_dir: Path) -> list[dict[str, Any]]:
@@ -51,8 +52,8 @@ def folder_of(run_dir: Path, number: int) -> Path:
 def current_attempt(run_dir: Path, attempts: Attempts) -> tuple[int, int | None]:
     """Return the number of the attempt that counts, and the iteration from which it began.
 
-    It has the number 0 if run.json lists no attempt, or the first one was killed at once. None: it
-    is not known. UserError if the file that names it is damaged.
+    Of a group the last one counts. It has the number 0 if run.json lists no attempt, or the first
+    one was killed at once. None: it is not known. UserError if the file that names it is damaged.
     """
     path = run_dir / ATTEMPTS / CURRENT
     try:
@@ -163,11 +164,15 @@ def complete(run_dir: Path) -> None:
 
 
 def write_attempts(
-    run_dir: Path, attempts: Attempts, shown: Mapping[str, Any] | None = None
+    run_dir: Path,
+    attempts: Attempts,
+    shown: Mapping[str, Any] | None = None,
+    file: Path | None = None,
 ) -> None:
     """Write run.json: the attempts, and of the one that counts how it stands and its plan.json.
 
-    The last attempt counts while it is running; `shown` is its plan before it is written.
+    The last attempt counts while it is running; `shown` is its plan before it is written. `file` is
+    that of a new group, if it is one.
     """
     record, number = read_record(run_dir), current_attempt(run_dir, attempts)[0]
     last = attempts[-1] if attempts else {}
@@ -188,7 +193,8 @@ def write_attempts(
             shown = dict(read_json(folder_of(run_dir, number) / PLAN_FILE))
         except FileNotFoundError:  # As in runs of earlier versions.
             shown = _plan_in(record)
-    write_json(run_dir / RECORD_FILE, {**first, **how, **shown, "attempts": attempts})
+    content = {**first, **how, **shown, "attempts": attempts}
+    write_json(file or record_file(run_dir), content)
 
 
 def keep_earlier_layout(run_dir: Path) -> None:
@@ -208,7 +214,7 @@ def keep_earlier_layout(run_dir: Path) -> None:
 def end_killed(run_dir: Path, attempts: list[dict[str, Any]]) -> None:
     """Change the entry of a last attempt whose process was killed before it could record that."""
     if attempts and attempts[-1].get("status") == "running":
-        attempts[-1] |= {"status": "killed", "iterations": completed_iterations(run_dir)}
+        attempts[-1] |= {"status": "killed", "iterations": iterations_in(run_dir)}
         if current_attempt(run_dir, attempts)[0] != len(attempts):
             attempts[-1]["is_undone"] = True
 
@@ -223,11 +229,12 @@ def record_failed_start(run_dir: Path, argv: Sequence[str], cause: str, is_resta
             undone = undone_checkpoint(run_dir)
             this = {
                 "argv": list(argv), "started": now(), "ended": now(), "status": "failed",
-                "iterations": completed_iterations(run_dir), "is_restart": is_restart,
-                "checkpoint": undone and undone.name, TOKEN: token_hex(8), "is_undone": True,
+                "iterations": iterations_in(run_dir), "is_restart": is_restart,
+                "checkpoint": undone and undone.name, "is_undone": True,
                 "kind": "UserError", "cause": cause, "iteration": 0,
             }  # fmt: skip
-            write_attempts(run_dir, [*attempts, this])
+            token = {} if is_group(run_dir) else {TOKEN: token_hex(8)}
+            write_attempts(run_dir, [*attempts, this | token])
     except (OSError, ValueError, UserError) as error:
         raise WorkerError(f"error: {cause}\nNot recorded: {in_a_line(error)}") from None
 

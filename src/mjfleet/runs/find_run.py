@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from mjfleet.errors import UserError
-from mjfleet.runs.metrics_csv import METRICS_FILE
+from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of, started_at
 
 LATEST = "latest"
@@ -44,6 +44,11 @@ def members_of(group: Path) -> list[Path]:
 def group_of(run: Path) -> Path | None:
     """Return the folder of the group that a run is a member of, if it is one."""
     return run.parent if is_group(run.parent) else None
+
+
+def iterations_in(folder: Path) -> int:
+    """Return the iterations that a run has completed, or at most one run of a group."""
+    return max(map(completed_iterations, members_of(folder) or [folder]))
 
 
 def name_of(run: Path) -> str:

@@ -14,12 +14,12 @@ from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, Registry, discover
 from mjfleet.runs.attempts import attempts_in, end_killed
 from mjfleet.runs.config_yaml import task_of
-from mjfleet.runs.find_run import find_run, is_of_this_user, members_of
+from mjfleet.runs.find_run import find_run, is_of_this_user
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.named_run import NamedRun, Parent, read_run
 from mjfleet.runs.own_runs import tasks_dir_of
 from mjfleet.runs.run_directory import refuse_written
-from mjfleet.runs.run_json import RECORD_FILE, is_group, read_record
+from mjfleet.runs.run_json import RECORD_FILE, is_group
 from mjfleet.runs.run_lock import BRIEF_SECONDS, REQUEUE_SECONDS, RunLock, lock_again
 from mjfleet.runs.start import Again, CodeFacts, Facts, InRunDir
 from mjfleet.runs.task_snapshot import Snapshot, snapshot_of
@@ -111,12 +111,11 @@ def again_of(run_dir: Path | None, argv: Sequence[str], environ: Mapping[str, st
     counts = (environ.get(f"{who}_RESTART_COUNT", "0") for who in ("TORCHELASTIC", "SLURM"))
     if any(count not in ("", "0") for count in counts):
         return "restart"
+    if run_dir is None:
+        return "typed"
     with suppress(OSError, ValueError, LookupError, UserError):
-        if run_dir and read_record(run_dir).get("argv") == argv and members_of(run_dir):
-            return "same" if any(map(completed_iterations, members_of(run_dir))) else "typed"
-        attempts = attempts_in(run_dir) if run_dir else []
-        if run_dir:
-            end_killed(run_dir, attempts)
+        attempts = attempts_in(run_dir)
+        end_killed(run_dir, attempts)
         learned = [one for one in attempts if one["iterations"] and not one.get("is_undone")]
         if any(one["argv"] == argv for one in learned):
             return "same"
@@ -153,12 +152,12 @@ def _look(
         return "file", run.with_checkpoint()
     if in_place and not is_of_this_user(run.run_dir):
         return "theirs", run
-    if is_group(run.run_dir):
-        return "group", run
     is_locked = in_place and not typed_run.dry_run
     if is_locked and (lock := lock_again(run.run_dir, patience)):
         locks.append(lock)
         run = read_run(path, name)  # Nobody changes it any more.
+    if is_group(path):
+        return "group", run
     run = run.with_checkpoint(in_place and is_restart)
     run = _with_rows_counted(run) if in_place else run
     return "run" if run.checkpoint else "unlearned", run

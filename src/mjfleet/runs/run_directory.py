@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -17,7 +17,6 @@ from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.runs.attempts import (
     ATTEMPTS,
-    CONFIG_FILE,
     PLAN_FILE,
     TOKEN,
     attempts_in,
@@ -32,13 +31,13 @@ from mjfleet.runs.attempts import (
 )
 from mjfleet.runs.checkpoints import FINAL, INIT, checkpoints_in, name_also, rank_files_of
 from mjfleet.runs.config_yaml import differences, placement_of, write_config
-from mjfleet.runs.find_run import is_of_this_user
+from mjfleet.runs.find_run import is_of_this_user, iterations_in
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.named_run import Parent, begun_with
 from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
 from mjfleet.runs.run_files import copy_files
-from mjfleet.runs.run_json import RECORD_FILE, now, read_record, write_json
+from mjfleet.runs.run_json import CONFIG_FILE, GROUP_FILE, RECORD_FILE, now, read_record, write_json
 from mjfleet.runs.run_lock import (
     BRIEF_SECONDS,
     LOCK_FILE,
@@ -52,6 +51,7 @@ from mjfleet.runs.task_snapshot import FOLDER, TaskCode, code_of, keep, snapshot
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line, print_error
 from mjfleet.utils.input_files import FOLDER as FILES
+from mjfleet.utils.made_folders import make_folder, remove_empty
 from mjfleet.utils.packages import stack_versions
 from mjfleet.utils.safe_read import check_folder
 
@@ -59,11 +59,11 @@ BEGUN = "a run has begun in {} meanwhile: start the command again."
 WRITTEN = (
     CONFIG_FILE, "configs", ATTEMPTS, METRICS_FILE, "checkpoints", "failures", FOLDER, "torchrunx",
     FILES, "videos", "plots", "exported", "report.html", "wandb", "events.out.tfevents.*",
-    ".attempt.tmp", RECORD_FILE,
+    ".attempt.tmp", GROUP_FILE, RECORD_FILE,
 )  # fmt: skip
 """What a run, and commands about it, write into its directory beside the lock's file; names, or
 patterns of them. `configs` and `.attempt.tmp` are of earlier versions. What is removed last comes
-last: without run.json it is no run."""
+last: without run.json it is no run, without group.json no group."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +75,18 @@ class Attempt:
     found: FoundTask
     config: TrainConfig
     argv: Sequence[str]
-    plan: Mapping[str, Any]  # The launch plan, as run.json records it.
+    entries: Mapping[str, Any]  # What run.json records besides: the launch plan, or a group's kind.
     start: Start
+    placement: Mapping[str, Any] = field(default_factory=dict)  # More for the note.
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it is of a group, whose members train in directories of their own."""
+        return "kind" in self.entries
 
 
 class RunDirectory:
-    """The directory of a run in which an attempt is about to start.
+    """The directory of a run or a group in which an attempt is about to start.
 
     Attributes:
         path: the directory.
@@ -105,6 +111,7 @@ class RunDirectory:
         """
         self.path, self.checkpoint, self.copied = path.absolute(), attempt.start.checkpoint, None
         self.task_hash, self.token, self._is_new = "", token_hex(8), attempt.start.run_dir is None
+        self._file = self.path / (GROUP_FILE if attempt.is_group else RECORD_FILE)
         self._made = list[Path]()  # The folders that were made for this attempt, parents last.
         self._log: LauncherLog | None = None
         if self._is_new:
@@ -122,7 +129,7 @@ class RunDirectory:
             self._is_locked_first = lock is None
             patience = REQUEUE_SECONDS if self._is_new else BRIEF_SECONDS
             self._lock = lock or lock_run(path, patience)
-            if self._is_new and (path / RECORD_FILE).exists():
+            if self._is_new and self._file.exists():
                 self._lock.close()
                 raise UserError(BEGUN.format(path))
         except BaseException:
@@ -145,7 +152,7 @@ class RunDirectory:
             remove_note(self.path)
             for path in written_in(self.path):
                 remove(path)
-        elif this.get(TOKEN) == self.token:
+        elif this.get(TOKEN, self.token) == self.token:
             write_attempts(self.path, before)
             hash_ = this["code"]["hash"]
             if hash_ not in [(entry.get("code") or {}).get("hash") for entry in before]:
@@ -176,7 +183,7 @@ class RunDirectory:
         """
         iterations = dict[str, int]()
         try:
-            iterations["iterations"] = completed_iterations(self.path)
+            iterations["iterations"] = iterations_in(self.path)
         except OSError as error:
             logger.warning("%s: the iterations are not known: %s", METRICS_FILE, error.strerror)
         try:
@@ -186,9 +193,8 @@ class RunDirectory:
             this = {**last, "status": status, "ended": now(), **iterations, **details}
             write_attempts(self.path, [*before, this])
         except (OSError, LookupError, TypeError, ValueError, UserError) as error:
-            file = self.path / RECORD_FILE
-            why = in_a_line(error) if file.exists() else "it is gone"
-            logger.warning("%s does not say how the run ended: %s", file, why)
+            why = in_a_line(error) if self._file.exists() else "it is gone"
+            logger.warning("%s does not say how the run ended: %s", self._file, why)
 
     def _enter(self, attempt: Attempt, code: TaskCode) -> None:
         """Write run.json, then the attempt's folder and the task's code."""
@@ -202,20 +208,20 @@ class RunDirectory:
             aside = path / "failures" / f"attempt_{len(attempts)}"
             aside.mkdir(exist_ok=True)
             record.replace(aside / record.name)
-        if parent:
+        if parent and not attempt.is_group:
             name = INIT if parent.networks_only else f"model_{parent.iteration or 0}.pt"
             self.copied, self.checkpoint = self.checkpoint, path / "checkpoints" / name
         package, record = Path(str(resources.files("mjfleet"))), read_record(path)
         different = differences(config, found.defaults())
         plan = {
             **begun_with(record, config, parent),
-            "id": self._run_id(config, parent),
+            "id": id_of(path) if attempt.is_group else self._run_id(config, parent),
             "task": found.name,
             "seed": config.agent.seed,
             "host": os.uname().nodename,
             "pid": os.getpid(),
             "changed": {n: {"value": v, "default": d} for n, (v, d) in different.items()},
-            "plan": attempt.plan,
+            **attempt.entries,
             "versions": stack_versions(*config.agent.packages),
             "git": git_state([package, found.folder]),
         }
@@ -228,17 +234,23 @@ class RunDirectory:
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
             "is_restart": attempt.start.is_restart,
             "code": {"hash": code.hash, "left_out": list(code.left_out)},
-            TOKEN: self.token,
         }
-        write_attempts(path, [*attempts, this], plan)
+        if not attempt.is_group:
+            this[TOKEN] = self.token
+        write_attempts(path, [*attempts, this], plan, self._file)
         folder = folder_of(path, len(attempts) + 1)
         shutil.rmtree(folder, ignore_errors=True)  # One that was killed may have left it.
-        for made in (path / "checkpoints", folder):
-            made.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
         write_json(folder / PLAN_FILE, plan)
         write_config(folder / CONFIG_FILE, found.name, config, path / CONFIG_FILE)
         self._log = LauncherLog(folder / "launcher.log", encoding="utf-8", delay=True)
         logging.getLogger().addHandler(self._log)
+        if attempt.is_group:
+            complete(path)
+        else:
+            (path / "checkpoints").mkdir(exist_ok=True)
+            keep(code, path)
+            copy_files(found, config, path, attempt.start.base)
         if self.copied and self.checkpoint:
             copies = {self.copied: self.checkpoint}
             if self.checkpoint.name != INIT:
@@ -246,12 +258,10 @@ class RunDirectory:
             for source, copy in copies.items():
                 with source.open("rb") as original:
                     write_atomically(copy, partial(shutil.copyfileobj, original))
-        keep(code, path)
-        copy_files(found, config, path, attempt.start.base)
-        if self._is_new:
+        if self._is_new and not attempt.is_group:
             write_pointer(path, 1, parent.iteration or 0 if parent else 0)
             complete(path)
-        add_note(path, plan["id"], placement_of(config), code.hash)
+        add_note(path, plan["id"], {**placement_of(config), **attempt.placement}, code.hash)
 
     def _run_id(self, config: TrainConfig, parent: Parent | None) -> str:
         """Return the run's id: that of a run begun here, WANDB_RUN_ID, or a new one."""
@@ -314,33 +324,9 @@ def refuse_written(folder: Path) -> None:
     links = [path for path in written_in(folder) if path.is_symlink() and path.is_dir()]
     empty = [link for link in links if not any(link.iterdir())]  # It is for the checkpoints.
     if found := [path.name for path in written_in(folder) if path not in empty]:
-        if RECORD_FILE in found or is_locked(folder):
+        if is_locked(folder):
             raise UserError(BEGUN.format(folder))
         raise UserError(
             f"--run-dir {folder}: it has no {RECORD_FILE}, so it holds no run, but "
             f"{', '.join(found)}, which a run would write. Name another folder, or move these away."
         )
-
-
-def make_folder(folder: Path, name: str) -> list[Path]:
-    """Make a folder and its parents, unless it is there; return those that are new, parents last.
-
-    UserError, which calls it `name`, if it cannot be made.
-    """
-    made = [path for path in folder.parents if not path.exists()]
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):  # Another process may have made it meanwhile.
-            folder.mkdir()
-            made.insert(0, folder)
-    except OSError as error:
-        remove_empty(made)
-        raise UserError(f"{name} {folder}: {error.strerror}.") from None
-    return made
-
-
-def remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders, of which parents come last, that hold nothing."""
-    for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()

@@ -13,6 +13,7 @@ from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import read_json
 
+CONFIG_FILE = "config.yaml"
 RECORD_FILE = "run.json"
 GROUP_FILE = "group.json"
 RUN_JSON_KINDS = {
@@ -49,12 +50,13 @@ def record_of(folder: Path) -> dict[str, Any]:
             raise ValueError("it names no task")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else in_a_line(error)
-        raise UserError(f"{folder / _file_in(folder)}: {why}.") from None
+        raise UserError(f"{record_file(folder)}: {why}.") from None
     return record
 
 
-def _file_in(folder: Path) -> str:
-    return GROUP_FILE if is_group(folder) else RECORD_FILE
+def record_file(folder: Path) -> Path:
+    """Return the file of a run's record, or a group's."""
+    return folder / (GROUP_FILE if is_group(folder) else RECORD_FILE)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def read_record(folder: Path) -> dict[str, Any]:
         ValueError: it is not JSON, or is not built as `write_record` builds it.
     """
     try:
-        record = read_json(folder / _file_in(folder))
+        record = read_json(record_file(folder))
     except FileNotFoundError:
         return {}
     if not isinstance(record, dict):
@@ -83,12 +85,13 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def write_record(run_dir: Path, file: str = RECORD_FILE, **entries: Any) -> None:
-    """Add or change entries of run.json, or of a group's `file`. Paths are written as text."""
-    write_json(run_dir / file, read_record(run_dir) | entries)
+def write_record(folder: Path, file: str | None = None, **entries: Any) -> None:
+    """Add or change entries of run.json, or a group's; `file` names the one that is to be made."""
+    write_json(folder / file if file else record_file(folder), read_record(folder) | entries)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file as a whole, with paths as text."""
     text = json.dumps(content, indent=2, default=str) + "\n"
     write_atomically(path, lambda opened: opened.write(text.encode()))
 

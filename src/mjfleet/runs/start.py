@@ -120,8 +120,8 @@ class Start:
 
     @property
     def is_restart(self) -> bool:
-        """Whether a run that is there was started again after a fault, by itself."""
-        return self.kind == "continue" and self.again == "restart"
+        """Whether a run or group that is there was started again after a fault, by itself."""
+        return self.kind.startswith("continue") and self.again == "restart"
 
     @property
     def iteration(self) -> int | None:

@@ -7,10 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.runs.attempts import CONFIG_FILE
 from mjfleet.runs.checkpoints import CHECKPOINT_BYTES, iteration_of, why_damaged
 from mjfleet.runs.own_runs import add_note
-from mjfleet.runs.run_json import RECORD_FILE, write_record
+from mjfleet.runs.run_json import CONFIG_FILE, RECORD_FILE, write_record
 from mjfleet.utils.console import in_a_line, print_line
 
 ADDRESS = re.compile(

@@ -13,11 +13,12 @@ from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
-from mjfleet.groups.group_folder import GroupFolder
+from mjfleet.groups.group_folder import enter_group
 from mjfleet.groups.seeds import group_config
 from mjfleet.registry import FoundTask
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.run_json import record_of
+from mjfleet.runs.run_lock import RunLock
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
@@ -42,7 +43,8 @@ def sweep(argv: Sequence[str]) -> int:
     folder_id = secrets.token_hex(8)
     if wanted.resume is not None:
         flags = [*flags, "--resume", wanted.resume]
-    found, config, start = configure(flags)
+    locks = list[RunLock]()
+    found, config, start = configure(flags, locks)
     if existing := start.run_dir:
         wanted, folder_id = _recorded(existing, argv), str(record_of(existing).get("folder_id"))
     config = group_config(config, "or start a sweep on each machine, with the same --storage.")
@@ -62,15 +64,16 @@ def sweep(argv: Sequence[str]) -> int:
     print_line(f"{study.most} trials of {found.name} for {how}: {' '.join(wanted.try_)}")
     if config.dry_run:
         return 0
-    with closing(GroupFolder(found, config, existing)) as group:
+    arguments = asdict(replace(wanted, storage=None, resume=None))
+    entries = {"kind": SWEEP_KIND, "arguments": arguments, "folder_id": folder_id}
+    place = {"storage": storage}
+    folder, attempt = enter_group(
+        found, study.config, [SWEEP_KIND, *argv], start, locks, entries, place
+    )
+    with closing(attempt):
         if not storage:
-            study.open(f"sqlite:///{group.path.resolve()}/study.db", folder_id, is_new)
-        arguments = asdict(replace(wanted, storage=None, resume=None))
-        entries = {"kind": SWEEP_KIND, "arguments": arguments, "folder_id": folder_id}
-        group.begin(
-            study.config, [SWEEP_KIND, *argv], {"storage": storage}, start.parent, **entries
-        )
-        return run_trials(group, study, shares)
+            study.open(f"sqlite:///{folder.resolve()}/study.db", folder_id, is_new)
+        return run_trials(found, folder, attempt, study, shares)
 
 
 def define_sweep(

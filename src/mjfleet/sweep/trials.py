@@ -20,12 +20,13 @@ from mjfleet.config.flags import as_words
 from mjfleet.config.unused_fields import unused_fields
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import Share
-from mjfleet.groups.group_folder import GroupFolder
 from mjfleet.groups.run_queue import Member, run_members
 from mjfleet.launch.planned_run import FAILED
+from mjfleet.registry import FoundTask
 from mjfleet.runs.config_yaml import write_config
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
-from mjfleet.runs.run_json import GROUP_FILE, write_record
+from mjfleet.runs.run_directory import RunDirectory
+from mjfleet.runs.run_json import write_record
 from mjfleet.sweep.space import with_values
 from mjfleet.sweep.study import CAUSE, STEPS, Study
 from mjfleet.utils.console import print_line
@@ -43,30 +44,32 @@ FEWEST_RESULTS = 4
 """Trials with a result from which importance is computed."""
 
 
-def run_trials(group: GroupFolder, study: Study, shares: Sequence[Share]) -> int:
+def run_trials(
+    found: FoundTask, folder: Path, attempt: RunDirectory, study: Study, shares: Sequence[Share]
+) -> int:
     """Train until there are enough trials on all machines; return the exit code.
 
     UserError if runs never log the metric: all processes have ended.
     """
-    print_line(f"sweep: {group.path}")
-    trials = Trials(study, group.path)
+    print_line(f"sweep: {folder}")
+    trials = Trials(study, folder)
     steps = trials.next_trial, trials.ended, trials.look
     try:
-        signal = run_members(group, study.config, shares, *steps)
+        signal = run_members(found, study.config, folder, shares, *steps)
     except UserError:
-        group.end("failed")
+        attempt.end("failed")
         raise
-    write_results(study, group.path)  # Trials of other machines may have ended since.
+    write_results(study, folder)  # Trials of other machines may have ended since.
     if best := study.best():
-        file = shlex.quote(f"{group.path}/best.yaml")
+        file = shlex.quote(f"{folder}/best.yaml")
         print_line(f"best: {study.metric} {best.value:.4g} by train --config {file}")
     if is_hopeless := trials.failures >= FAILURES_IN_A_ROW:
         print_line(f"stopped after {FAILURES_IN_A_ROW} failed trials in a row: {trials.cause}")
     is_open = is_hopeless or signal is not None or bool(study.unfinished())
-    path = shlex.quote(str(group.path))
+    path = shlex.quote(str(folder))
     print_line(f"mjfleet {'sweep --resume' if is_open else 'report'} {path}")
     is_done = not is_open and best is not None
-    group.end("stopped" if signal else "finished" if is_done else "failed")
+    attempt.end("stopped" if signal else "finished" if is_done else "failed")
     return 128 + signal if signal else 0 if is_done else FAILED
 
 
@@ -222,7 +225,7 @@ def write_results(study: Study, folder: Path) -> None:
             for trial in trials
         ],
     }
-    write_record(folder, GROUP_FILE, results=results)
+    write_record(folder, results=results)
 
 
 def _importance(study: Study) -> dict[str, float]:

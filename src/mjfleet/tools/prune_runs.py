@@ -14,7 +14,6 @@ from typing import Annotated
 
 from mjfleet.config.validation import Rule
 from mjfleet.errors import UserError
-from mjfleet.runs.attempts import CONFIG_FILE
 from mjfleet.runs.checkpoints import BEST, FINAL
 from mjfleet.runs.find_run import group_of, groups_in, is_of_this_user, members_of, name_of
 from mjfleet.runs.metrics_csv import METRICS_FILE
@@ -29,7 +28,7 @@ from mjfleet.utils.console import print_error, print_line
 CONDITIONS = ("all", "unfinished", "checkpoints")
 AGE = re.compile(r"older-than=([0-9]{1,6})([hdw])", re.ASCII)
 UNIT_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
-GROUP_FILES = (CONFIG_FILE, "plots", "report.html", "*.log", "best.yaml", "study.db", GROUP_FILE)
+GROUP_FILES = ("*.log", "best.yaml", "study.db", *WRITTEN)
 """What a group writes into its folder, beside its runs."""
 Conditions = Annotated[
     tuple[str, ...],

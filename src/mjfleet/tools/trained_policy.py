@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from mjfleet.config import TrainConfig
 from mjfleet.registry import FoundTask, discover, find_task
-from mjfleet.runs.attempts import CONFIG_FILE
 from mjfleet.runs.config_yaml import classes_in, from_file
 from mjfleet.runs.named_run import NamedRun, find_trained, read_run
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 from mjfleet.runs.pretrained import describe, find_pretrained
 from mjfleet.runs.read_facts import read_code_facts
+from mjfleet.runs.run_json import CONFIG_FILE
 from mjfleet.runs.start import decide_code
 from mjfleet.runs.task_snapshot import changes_since, run_dir_of
 from mjfleet.utils.console import print_line

@@ -12,11 +12,11 @@ import numpy as np
 from mjfleet.config import by_dotted_name
 from mjfleet.config.train_config import decides_learning
 from mjfleet.errors import UserError
-from mjfleet.runs.attempts import CONFIG_FILE, config_of
+from mjfleet.runs.attempts import config_of
 from mjfleet.runs.config_yaml import read_config
 from mjfleet.runs.find_run import members_of
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, seconds_spent, value
-from mjfleet.runs.run_json import is_group, record_of
+from mjfleet.runs.run_json import CONFIG_FILE, is_group, record_of
 from mjfleet.utils.console import print_error
 
 STEPS, MINUTES, ITERATION = AXES = ("million steps", "minutes", "iteration")
