@@ -83,15 +83,13 @@ def train_seeds(
         finished = [member.status for member in members].count("finished")
         is_all = finished == len(seeds)
         mistake = "" if number else _common_mistake(members)
-        if mistake and start.again == "typed" and not group:
-            for member in members:
+        if mistake and start.again == "typed":
+            for member in members if start.run_dir is None else []:
                 (folder / f"{member.name}.log").unlink(missing_ok=True)
             attempt.leave()
             raise UserError(mistake)
         cause = {"cause": mistake, "kind": "UserError", "iteration": 0} if mistake else {}
         attempt.end("finished" if is_all else "stopped" if number else "failed", **cause)
-        if mistake and start.again == "typed":
-            raise UserError(mistake)
     if number is None:
         draw_curves(folder)
     print_line(f"{finished} of {len(seeds)} runs have finished: {folder}")

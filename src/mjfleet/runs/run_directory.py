@@ -157,7 +157,8 @@ class RunDirectory:
             hash_ = this["code"]["hash"]
             if hash_ not in [(entry.get("code") or {}).get("hash") for entry in before]:
                 shutil.rmtree(snapshot_folder(self.path, hash_), ignore_errors=True)
-            is_earlier = not any(TOKEN in entry for entry in before)
+            is_group = self._file.name == GROUP_FILE
+            is_earlier = not (is_group or any(TOKEN in entry for entry in before))
             own = self.path / ATTEMPTS if is_earlier else folder_of(self.path, len(before) + 1)
             shutil.rmtree(own, ignore_errors=True)
             for record in (self.path / "failures").glob("rank*.json"):

@@ -72,7 +72,11 @@ def sweep(argv: Sequence[str]) -> int:
     )
     with closing(attempt):
         if not storage:
-            study.open(f"sqlite:///{folder.resolve()}/study.db", folder_id, is_new)
+            try:
+                study.open(f"sqlite:///{folder.resolve()}/study.db", folder_id, is_new)
+            except UserError:
+                attempt.leave()
+                raise
         return run_trials(found, folder, attempt, study, shares)
 
 
