@@ -69,7 +69,7 @@ class BytesToUnits(nn.Module):
 
 def image_dtypes(network: Any) -> dict[str, torch.dtype]:
     """Return the type of the images that a network's convolutions encode, by group."""
-    firsts = {name: next(network.cnns[name].children()) for name in image_groups(network)}
+    firsts = {name: next(network.cnns[name].children(), None) for name in image_groups(network)}
     return {name: torch.uint8 if isinstance(first, BytesToUnits) else torch.float32
             for name, first in firsts.items()}  # fmt: skip
 
@@ -78,7 +78,8 @@ def _scale_bytes(network: Any, obs: TensorDict) -> None:
     """Let a network scale images of bytes. One of a class of the user's does that itself."""
     for name in image_groups(network) if type(network) is models.CNNModel else ():
         if obs[name].dtype == torch.uint8:
-            network.cnns[name].insert(0, BytesToUnits())
+            encoder: Any = network.cnns[name]
+            encoder.insert(0, BytesToUnits())
 
 
 def _encoders(actor: Any, kind: type[models.MLPModel]) -> dict[str, Any]:
