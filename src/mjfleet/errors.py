@@ -4,6 +4,12 @@
 class UserError(Exception):
     """A mistake in what the user typed or wrote; the text says what is wrong and what to write."""
 
+    exit_code = 2
+
+
+class RepeatedError(UserError):
+    """A mistake of the user's that another worker has found, and prints."""
+
 
 class RankError(UserError):
     """A mistake in the variables that give this worker its rank; each worker prints its own."""

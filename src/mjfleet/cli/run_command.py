@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from mjfleet.errors import RankError, Stopped, UserError, WorkerError
+from mjfleet.errors import RankError, RepeatedError, Stopped, UserError, WorkerError
 from mjfleet.utils.child_process import wait_for_own_children
 from mjfleet.utils.console import discard, open_streams, print_error
 from mjfleet.utils.hardware_names import count_gpus, cpu_name, gpu_name
@@ -78,11 +78,12 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
                 Path(mistake).write_text(str(error), encoding="utf-8", errors="backslashreplace")
         # Where something else has started several workers on this host, the first one prints it.
         is_first = os.environ.get("LOCAL_RANK", "0") == "0"
-        if is_first or os.environ.get("WORLD_SIZE", "1") == "1" or isinstance(error, RankError):
+        is_first |= os.environ.get("WORLD_SIZE", "1") == "1" or isinstance(error, RankError)
+        if is_first and not isinstance(error, RepeatedError):
             print_error(f"error: {error}")
         else:
             time.sleep(LOCAL_RANK_0_SECONDS)
-        return 2
+        return error.exit_code
     except WorkerError as error:
         print_error(str(error))
         return 1

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from mjfleet.config import LaunchConfig, TrainConfig
-from mjfleet.errors import UserError, WorkerError
+from mjfleet.errors import RepeatedError, UserError, WorkerError
 from mjfleet.launch.devices import Devices, choose_devices
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.hosts.host_environment import take_variables
@@ -73,7 +73,7 @@ def launch_training(
             run_dir = plan.run_dir
             choose = partial(_restart, found, plan.config, run_dir)
         except UserError as error:
-            code, mistake = FAILED, str(error)
+            code, mistake = FAILED, error
         if mistake is not None:
             for lock in locks:
                 lock.close()
@@ -91,18 +91,24 @@ def launch_training(
         return code
 
 
-def _record_mistake(mistake: str, run_dir: Path | None, argv: Sequence[str], again: Again) -> None:
+def _record_mistake(
+    mistake: UserError, run_dir: Path | None, argv: Sequence[str], again: Again
+) -> None:
     """Record what would be a mistake as a failed attempt of a run whose command starts again.
 
     UserError if somebody has typed it, WorkerError if there is no such run, or on another rank.
     """
     if again == "typed":
-        raise UserError(mistake)
-    is_first = (Rank.from_environ(os.environ) or Rank()).rank == 0
-    if not (is_first and run_dir and record_file(run_dir).exists()):
+        raise mistake
+    rank = Rank.from_environ(os.environ) or Rank()
+    if rank.local_rank or isinstance(mistake, RepeatedError):
+        repeated = RepeatedError(str(mistake))
+        repeated.exit_code = FAILED
+        raise repeated
+    if rank.rank or not (run_dir and record_file(run_dir).exists()):
         raise WorkerError(f"error: {mistake}")
     print_error(f"error: {mistake}")
-    record_failed_start(run_dir, argv, mistake, again != "same")
+    record_failed_start(run_dir, argv, str(mistake), again != "same")
 
 
 def _restart(found: FoundTask, config: TrainConfig, run_dir: Path, locks: list[RunLock]) -> Chosen:

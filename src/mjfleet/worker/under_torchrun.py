@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from mjfleet.errors import UserError, WorkerError
+from mjfleet.errors import RepeatedError, UserError, WorkerError
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.rank_environment import Rank
 
@@ -74,7 +74,7 @@ def decided_by_rank_0(
     """Have rank 0 call `decide`, and return its text on all ranks.
 
     Raises:
-        UserError: rank 0 has found a mistake of the user's.
+        UserError: rank 0 has found a mistake of the user's; a RepeatedError on the others.
         WorkerError: a worker has not come, or rank 0 has failed.
         SystemExit: rank 0 has ended.
     """
@@ -99,7 +99,7 @@ def decided_by_rank_0(
         raise problem
     kind, text = json.loads(decision)
     if kind == UserError.__name__:
-        raise UserError(text)
+        raise RepeatedError(text)
     if kind == SystemExit.__name__:
         raise SystemExit(int(text))
     if kind:
