@@ -80,9 +80,8 @@ class Learner(LearnerState, ABC):
     def __init__(self, setup: Setup) -> None:
         super().__init__()
         self.config: Any = setup.agent.algorithm
-        self.device = setup.device
+        self.device, self.collectives = setup.device, setup.collectives
         self.num_steps, self.torch_threads = setup.agent.num_steps_per_env, setup.num_threads
-        self.collectives = setup.collectives
         self.is_distributed = self.collectives.world_size > 1
         self.beat: Callable[[], object] = lambda: None
         """To be called in long updates that step no optimiser: else the worker counts as stuck."""
@@ -148,8 +147,7 @@ class Learner(LearnerState, ABC):
         """Yield what may change: networks, gradients, optimisers' and declared state."""
         yield from super().known_tensors()
         yield from (gradient.flat for gradient in self._gradients.values())
-        for network in self.networks().values():
-            yield from network.state_dict().values()
+        yield from (x for n in self.networks().values() for x in n.state_dict().values())
         for optimizer in self.optimizers().values():
             yield from device_optimizer.state_tensors(optimizer)
 
