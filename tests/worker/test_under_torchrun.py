@@ -68,7 +68,8 @@ def test_all_workers_learn_why_rank_0_decides_nothing() -> None:
         raise SystemExit(2)
 
     store = HashStore()
-    assert all_decide(store, mistaken) == ["UserError: no motor"] * 3
+    repeated = ["RepeatedError: no motor"] * 2
+    assert all_decide(store, mistaken) == ["UserError: no motor", *repeated]
     assert all_decide(store, ended) == ["SystemExit: 2"] * 3
     own, *others = all_decide(store, broken)
     assert own == "ValueError: 1"
