@@ -25,6 +25,7 @@ ANNEXES = {
     "api": (),
     "gym.py": (),
     "tools/check_task": ("mjfleet", "check-task", "cartpole-balance"),
+    "tools/clip": ("mjfleet", "clip", "show", "task:clips/walk.npz", "--robot", "g1-tracking"),
     "tools/doctor": ("mjfleet", "doctor"),
     "tools/export": ("mjfleet", "export", "cartpole-balance"),
     "tools/from_model": ("mjfleet", "new-task", "arm", "--from", str(TESTS / "data/none.xml")),

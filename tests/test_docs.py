@@ -255,7 +255,17 @@ def test_every_flag_in_the_documentation_exists(output: Output, tmp_path: Path) 
     }  # Fields.
     known |= {"--agent.algorithm.target-kl", "--agent.algorithm.tau"}  # networks.md declares them.
     known |= set(FLAG.findall(output("play", "cartpole-balance", "--help")))
-    parts = ["doctor", "submit slurm", "submit sky", "submit k8s", "plot", "compare", "sweep"]
+    parts = [
+        "clip show",
+        "clip convert",
+        "doctor",
+        "submit slurm",
+        "submit sky",
+        "submit k8s",
+        "plot",
+        "compare",
+        "sweep",
+    ]
     for what in (*parts, "new-task", "report", "runs", "export", "inspect", "bench"):
         known |= set(FLAG.findall(output("mjfleet", *what.split(), "--help")))
     for script in ("peer.py", "learning.py", "reference.py", "gpu.py"):

@@ -106,5 +106,5 @@ def test_entries_are_pinned_once_and_wrong_ones_refused(tasks: Path, tmp_path: P
     ):
         with pytest.raises(UserError, match=message):
             pin_files(found, config(entry))
-    with pytest.raises(UserError, match=r"there is no .b. in --env\.tables, but: a, own"):
+    with pytest.raises(UserError, match=r"--clip b: --env\.tables has a, own"):
         only(pinned, "b")

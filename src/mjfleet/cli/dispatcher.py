@@ -25,6 +25,7 @@ COMMANDS = {
         "tools.export.command:export",
         "Write a policy as a file that runs without mjfleet.",
     ),
+    "clip": ("tools.clip.command:clip", "Show a clip of a motion, or convert it."),
     "completion": ("cli.completion:completion", "Let a shell complete what you type."),
     "inspect": ("tools.inspect_dump:inspect", "Show the first bad number of a run that diverged."),
 }

@@ -42,6 +42,8 @@ class EnvContract(VecEnv, Generic[C]):
     action_limit: float | torch.Tensor = 1.0
     """Largest action of either sign, a number or `(num_actions,)`, for what needs limits: SAC and
     mjfleet.gym. A task may set another in `setup`."""
+    ends_on_failure: bool = True
+    """Whether an episode ends where `terminated` is true. `play --no-terminations`: it does not."""
     command_override: bool = False
     """Whether a viewer sets the commands. The task then draws none."""
     accepted_findings: ClassVar[Mapping[str, str]] = {}
@@ -171,6 +173,11 @@ class EnvContract(VecEnv, Generic[C]):
         `(num_envs, 3)`, or `(num_envs, n, 3)` for several of one name, in metres in the world
         frame. None unless overridden."""
         return {}
+
+    def ghost(self) -> torch.Tensor | None:
+        """Return positions `(num_envs, nq)` of a second robot to draw, such as what a clip shows.
+        None unless overridden."""
+        return None
 
     def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
         """Return the robot's commands by name: a view `(num_envs,)` of the current values, which a

@@ -170,7 +170,7 @@ class Env(StatefulEnv[C]):
         self.action.copy_(actions)
         self.apply(self.action)
         if self.recorder:
-            self.recorder.before_physics(self.sim, self.debug_vis)
+            self.recorder.before_physics(self.sim, self.debug_vis, self.ghost)
         self.sim.step(self.cfg.decimation)
         if self.recorder:
             self.recorder.after_physics(self.sim)
@@ -178,7 +178,8 @@ class Env(StatefulEnv[C]):
         for read_sensors in self._readers:
             read_sensors()
         self.after_physics()
-        self.failed, truncated = self.terminated(), self.truncated()
+        self.failed = self.terminated() if self.ends_on_failure else self.never
+        truncated = self.truncated()
         terms, metrics = self.compute(self.rewards()), self.metrics()
         check_names(self, terms, metrics)
         pairs = metric_pairs(metrics, self._one)

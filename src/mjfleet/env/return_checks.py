@@ -61,11 +61,14 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         returned = {method: getattr(env, method)() for method in RETURN_COLUMNS}
         if isinstance(returned["rewards"], dict):
             returned["rewards"] = env.compute(returned["rewards"])
+        ghost = env.ghost()
     except (RuntimeError, ValueError) as error:
         error.add_note(_motors_and_joints(env.sim.model))
         raise
     for restore in reversed(restores):
         restore()
+    if ghost is not None:
+        _check(f"{type(env).__name__}.ghost()", ghost, env.sim.model.nq, env)
     for method, found in returned.items():
         where = f"{type(env).__name__}.{method}()"
         if method in ("terminated", "truncated"):

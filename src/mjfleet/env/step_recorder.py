@@ -36,15 +36,24 @@ class StepRecorder:
         first step, for which memory is allocated."""
         self.arrows: dict[str, torch.Tensor] = {}
         """Start points and vectors of arrows, `(num_steps, shown, 2, 3)` or `(..., 2, n, 3)`."""
+        self.ghosts: dict[str, torch.Tensor] = {}
+        """By "ghost": what `Env.ghost` returns, `(num_steps, shown, nq)`."""
 
-    def before_physics(self, sim: Simulation, debug_vis: Callable[[], Arrows]) -> None:
-        """Record what a step starts from, and the arrows of environments that are shown."""
+    def before_physics(
+        self,
+        sim: Simulation,
+        debug_vis: Callable[[], Arrows],
+        ghost: Callable[[], torch.Tensor | None] = lambda: None,
+    ) -> None:
+        """Record what a step starts from; of environments that are shown, arrows and ghosts."""
         used = [field for field in APPLIED if field in vars(sim)]
         live = {f"start/{field}": getattr(sim, field) for field in (*STARTS, *used)}
         self._write(self.tensors, live)
         if self.shown and (pairs := debug_vis()):
             both = {name: torch.stack(pair, dim=1)[: self.shown] for name, pair in pairs.items()}
             self._write(self.arrows, both)
+        if self.shown and (found := ghost()) is not None:
+            self._write(self.ghosts, {"ghost": found[: self.shown]})
 
     def after_physics(self, sim: Simulation) -> None:
         """Record the state after the physics of a step."""

@@ -80,5 +80,5 @@ def only(config: TrainConfig, name: str) -> TrainConfig:
         names = {Path(file_name(name_of(entry))).stem: entry for entry in entries}
         if name in names:
             return replace(config, env=replace(config.env, **{field: (names[name],)}))
-        raise UserError(f"there is no {name!r} in --env.{field}, but: {', '.join(names)}.")
-    raise UserError("the task names no files.")
+        raise UserError(f"--clip {name}: --env.{field} has {', '.join(names)}.")
+    raise UserError(f"--clip {name}: the task has no clips.")

@@ -290,6 +290,10 @@ class TrackingEnv(Env[TrackingConfig]):
         errors = dict(zip(MEASURED, self.errors.unbind(dim=1), strict=True))
         return {**errors, "success": (reached.float(), (reached | self.failed).float())}
 
+    def ghost(self) -> torch.Tensor:
+        """Return what the clip shows now."""
+        return self.motion.now().qpos
+
     def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:
         """Return the time of the clip, s: a viewer moves the robot to the frame there."""
         return {"seconds": (self.seconds, 0.0, max(self.motion.seconds))}

@@ -12,12 +12,13 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from mjfleet.utils.atomic_write import write_atomically
-from mjfleet.video.state_recording import ARROW, SEEN, StateRecording
+from mjfleet.video.state_recording import ARROW, GHOST, SEEN, StateRecording
 
 Colour = tuple[int, int, int]
 WIDTH, HEIGHT = 640, 480
 WHITE = 255, 255, 255
 ARROW_COLOURS: tuple[Colour, ...] = ((60, 200, 80), (60, 130, 250), (250, 170, 40), (230, 60, 170))
+GHOST_COLOUR = 0.95, 0.6, 0.2, 0.35  # Red, green, blue, opacity.
 MIN_ARROW = 1e-3  # m; shorter arrows are left out.
 FONT = ImageFont.load_default(14)
 EDGE: Any = {"stroke_width": 1, "stroke_fill": (0, 0, 0)}  # Legible on any background.
@@ -48,7 +49,7 @@ def pictures(recording: StateRecording) -> Iterator[Image.Image]:
     # Invisible in pictures of this size, and without a GPU it saves half of the time.
     quality.shadowsize = min(quality.shadowsize, 2048)
     quality.numslices, quality.numstacks = 16, 8
-    data, camera = mujoco.MjData(model), _camera(model)
+    data, camera, ghost = mujoco.MjData(model), _camera(model), mujoco.MjData(model)
     renderer = mujoco.Renderer(model, height, width)
     names = [name for name in steps if name.startswith(ARROW)]
     arrows = list(zip(names, ARROW_COLOURS, strict=False))
@@ -61,6 +62,8 @@ def pictures(recording: StateRecording) -> Iterator[Image.Image]:
                 setattr(data, name, steps[name][step, env])
             mujoco.mj_fwdPosition(model, data)
             renderer.update_scene(data, camera)
+            if GHOST in steps:
+                add_ghost(renderer.scene, model, ghost, steps[GHOST][step, env])
             for name, colour in arrows:
                 start, vector = steps[name][step, env].astype(float)
                 add_arrows(renderer.scene, start, vector, colour, 0.02 * model.stat.extent)
@@ -104,6 +107,27 @@ def floating_body(model: mujoco.MjModel) -> int | None:
     joint = model.body_jntadr[root]
     is_free = joint >= 0 and model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_FREE
     return root if is_free else None
+
+
+def add_ghost(
+    scene: mujoco.MjvScene, model: mujoco.MjModel, data: mujoco.MjData, qpos: np.ndarray
+) -> None:
+    """Add what moves of a model, transparent, at positions `(nq,)`; `data` is for this alone."""
+    data.qpos[:] = qpos
+    mujoco.mj_kinematics(model, data)
+    first, moving = scene.ngeom, int(mujoco.mjtCatBit.mjCAT_DYNAMIC)
+    mujoco.mjv_addGeoms(model, data, mujoco.MjvOption(), mujoco.MjvPerturb(), moving, scene)
+    for i in range(first, scene.ngeom):
+        scene.geoms[i].matid, scene.geoms[i].rgba[:] = -1, GHOST_COLOUR
+
+
+def skeleton(model: mujoco.MjModel, data: mujoco.MjData, qpos: np.ndarray) -> np.ndarray:
+    """Return lines between bodies and what they hang on, `(lines, 2, 3)`, m, at positions
+    `(nq,)`; `data` is for this alone."""
+    data.qpos[:] = qpos
+    mujoco.mj_kinematics(model, data)
+    jointed = np.flatnonzero(model.body_parentid > 0)
+    return np.stack((data.xpos[jointed], data.xpos[model.body_parentid[jointed]]), axis=1)
 
 
 def add_arrows(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 NUM_RECORDED = 4  # Environments; of fewer than that, one is recorded.
 MAX_RATE = 30  # Pictures per second, about: without a GPU, each takes a while.
 SEEN = "what a camera sees"
+GHOST = "ghost"  # The name of the second robot's positions among the steps.
 ARROW = "arrow/"  # Before the name of an arrow among the steps.
 
 
@@ -27,7 +28,8 @@ class StateRecording:
     steps: Mapping[str, np.ndarray]
     """`(pictures, envs, ...)` each: "time" (s, since the reset), "qpos", "mocap_pos", "mocap_quat"
     where there are such bodies; "arrow/<name>" `(pictures, envs, 2, 3)`, or with n arrows
-    `(pictures, envs, 2, n, 3)`: start and vector, m; SEEN `(pictures, envs, height, width, 3)`."""
+    `(pictures, envs, 2, n, 3)`: start and vector, m; "ghost", as "qpos", if there is one; SEEN
+    `(pictures, envs, height, width, 3)`."""
 
 
 class StateRecorder:
@@ -54,6 +56,7 @@ class StateRecorder:
         kept, envs = self._source.tensors, self._source.shown
         fields = ("time", "qpos", "mocap_pos", "mocap_quat")
         found = {name: kept[f"start/{name}"] for name in fields if f"start/{name}" in kept}
+        found |= self._source.ghosts
         found |= {ARROW + name: tensor for name, tensor in self._source.arrows.items()}
         shown = {name: value[:, :envs].cpu().numpy().copy() for name, value in found.items()}
         if self._camera:  # A step starts from what was seen before it.

@@ -4,6 +4,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import mujoco
 import numpy as np
@@ -35,10 +36,10 @@ class Clip:
     """Positions, `(frames, numbers)`, float64: those of the free joint (m; w, x, y, z), if the
     robot has one, then of `joints` (rad, m)."""
 
-    def write(self, path: Path) -> None:
+    def write(self, file: Path | BinaryIO) -> None:
         """Write our own format: `rate`, `joints` and `qpos`."""
         qpos = self.qpos.to(torch.float32).numpy()
-        np.savez_compressed(path, rate=self.rate, joints=np.array(self.joints), qpos=qpos)
+        np.savez_compressed(file, rate=self.rate, joints=np.array(self.joints), qpos=qpos)
 
 
 class Robot:

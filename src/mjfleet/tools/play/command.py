@@ -26,6 +26,7 @@ from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.find_run import LATEST
 from mjfleet.runs.named_run import NamedRun
+from mjfleet.runs.run_files import only
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing
 from mjfleet.tools.trained_policy import find_policy
@@ -54,6 +55,10 @@ class PlayArguments(Checked):
     """Episodes in total, rounded up to the same number in each environment; `None`: one in each."""
     output: str | None = None
     """JSON file to write: the numbers of the table."""
+    clip: str | None = None
+    """Name of the one clip to follow, of those with which the policy was trained."""
+    terminations: bool = True
+    """Whether episodes end where the robot has failed."""
     video: str | None = None
     """MP4 file to write: the first environments, from the beginning of their first episodes."""
     video_seconds: Positive = 10.0
@@ -166,6 +171,7 @@ def _play(
     own = {name: getattr(parsed, name) for name in ("gpu_ids", "engine", "cpu_threads", "env")}
     agent = replace(trained.agent, seed=parsed.seed)
     config = replace(trained, **own, agent=agent, cpu_workers=None, resume=None)
+    config = only(config, parsed.clip) if parsed.clip else config
     devices = choose_devices(config, os.environ)
     if len(devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")
@@ -177,6 +183,7 @@ def _play(
     print_line(f"playing {played}: {config.env.num_envs} environments, {plan.engine} engine")
     with StopRequest().installed() as stop, playing(found, config, plan, played) as player:
         camera = _find_camera(player, parsed.camera)
+        player.env.ends_on_failure = parsed.terminations
         if parsed.viewer:
             _show(player, name, parsed, run, stop, camera)
         else:

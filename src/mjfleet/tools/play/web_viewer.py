@@ -19,7 +19,7 @@ from mjfleet.errors import UserError
 from mjfleet.tools.play.realtime_playback import NEWEST, SPEEDS, Playback
 from mjfleet.tools.play.web_guard import GuardedServer
 from mjfleet.utils.console import print_line
-from mjfleet.video.drawing import ARROW_COLOURS, floating_body
+from mjfleet.video.drawing import ARROW_COLOURS, GHOST_COLOUR, floating_body, skeleton
 
 TEXT_SECONDS = 0.2
 STYLE = (
@@ -67,6 +67,8 @@ class WebDisplay:
         self._scene.camera_tracking_enabled = floating_body(model) is not None
         self._spacing = _spacing(model)
         self._arrows: dict[str, viser.ArrowsHandle] = {}
+        self._ghost: viser.LineSegmentsHandle | None = None
+        self._ghost_data = mujoco.MjData(model)
         self._drawn = (-1, -1)  # Steps and environment.
         self._written, self._steps_written = time.perf_counter(), playback.steps
         self._gui.configure_theme(show_logo=False, show_share_button=False)
@@ -145,6 +147,8 @@ class WebDisplay:
         xmat = turns[0].reshape(sim.num_envs, -1, 3, 3)
         self._scene.update_from_arrays(places[0], xmat, places[1], turns[1], **state)
         visible = slice(shown, shown + 1) if self._scene.show_only_selected else slice(None)
+        if (ghost := self._playback.env.ghost()) is not None:
+            self._draw_ghost(ghost.cpu().numpy()[visible], aside[visible])
         for i, (name, arrow) in enumerate(self._playback.env.debug_vis().items()):
             starts, vectors = (part.cpu().numpy().reshape(len(cells), -1, 3) for part in arrow)
             ends = np.stack((starts, starts + vectors), axis=2) + aside[:, None, None]
@@ -161,6 +165,18 @@ class WebDisplay:
         if self._seen and (seen := self._playback.seen()) is not None:
             self._seen.image = seen
         self._server.flush()
+
+    def _draw_ghost(self, qpos: np.ndarray, aside: np.ndarray) -> None:
+        """Draw second robots as lines, at positions `(envs, nq)` and this far aside."""
+        model, data = self._playback.env.sim.model, self._ghost_data
+        lines = [skeleton(model, data, row) + at for row, at in zip(qpos, aside, strict=True)]
+        points = np.concatenate(lines).astype(np.float32)
+        if self._ghost and len(self._ghost.points) == len(points):
+            self._ghost.points = points
+            return
+        path = f"{self._scene.fixed_bodies_frame.name}/ghost"
+        colour = np.array(GHOST_COLOUR[:3])
+        self._ghost = self._server.scene.add_line_segments(path, points, colour, thickness=0.02)
 
     def _write(self) -> None:
         """Update texts, and the checkpoints to choose from."""

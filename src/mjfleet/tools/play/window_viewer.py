@@ -14,7 +14,7 @@ import numpy as np
 from mjfleet.errors import UserError
 from mjfleet.tools.play.realtime_playback import Playback
 from mjfleet.utils.console import print_line
-from mjfleet.video.drawing import ARROW_COLOURS, add_arrows, floating_body
+from mjfleet.video.drawing import ARROW_COLOURS, add_arrows, add_ghost, floating_body
 
 KEYS = (
     "space pauses, right arrow steps, - and = change the speed, , and . the environment, enter "
@@ -28,6 +28,7 @@ def show_in_window(playback: Playback) -> None:
     _check_display()
     sim = playback.env.sim
     model, data = copy.copy(sim.model), mujoco.MjData(sim.model)
+    ghost = mujoco.MjData(sim.model)
     keys: dict[int, Callable[[], object]] = {
         glfw.KEY_SPACE: playback.toggle,
         glfw.KEY_RIGHT: playback.step,
@@ -51,14 +52,16 @@ def show_in_window(playback: Playback) -> None:
         if (body := floating_body(model)) is not None:
             window.cam.type = mujoco.mjtCamera.mjCAMERA_TRACKING
             window.cam.trackbodyid = body
-        playback.watch(lambda: _show(playback, window, data), window.is_running)
+        playback.watch(lambda: _show(playback, window, data, ghost), window.is_running)
     finally:
         window.close()
         for thread in drawing:
             thread.join()  # Otherwise it would draw while Python closes the display.
 
 
-def _show(playback: Playback, window: mujoco.viewer.Handle, data: mujoco.MjData) -> None:
+def _show(
+    playback: Playback, window: mujoco.viewer.Handle, data: mujoco.MjData, ghost: mujoco.MjData
+) -> None:
     """Copy the shown environment into the window's data, and write its numbers."""
     shown, scene = playback.shown, window.user_scn
     assert scene is not None  # It exists while the window is open.
@@ -66,6 +69,8 @@ def _show(playback: Playback, window: mujoco.viewer.Handle, data: mujoco.MjData)
         for name in ("time", "qpos", "qvel", "act", "ctrl", "mocap_pos", "mocap_quat"):
             setattr(data, name, getattr(playback.env.sim, name)[shown].cpu().numpy())
         scene.ngeom = 0
+        if (qpos := playback.env.ghost()) is not None:
+            add_ghost(scene, playback.env.sim.model, ghost, qpos[shown].cpu().numpy())
         for colour, arrow in zip(cycle(ARROW_COLOURS), playback.env.debug_vis().values()):
             starts, vectors = (part[shown].double().cpu().numpy() for part in arrow)
             add_arrows(scene, starts, vectors, colour, ARROW_WIDTH)

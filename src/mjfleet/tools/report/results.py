@@ -8,6 +8,7 @@ import numpy as np
 from mjfleet.tools.report.curves import bootstrap
 from mjfleet.tools.report.logged_run import ITERATION, LoggedRun, Rows, differences
 
+CLIP = "eval/clip/"
 Table = Mapping[str, Mapping[str, Any]]
 """By the name of a row and of a column: a list with a number or None for each run, or a text."""
 
@@ -18,6 +19,8 @@ def tables(rows: Rows, columns: Sequence[str] = ()) -> dict[str, Table]:
     shown: dict[str, Table] = {"Returns": {name: _returns(runs) for name, runs in numbered.items()}}
     for column in columns:  # Whether less or more is better is not known.
         shown[column] = {name: numbers(runs, column) for name, runs in numbered.items()}
+    if clips := _clips(numbered):
+        shown["Clips"] = clips
     firsts = [runs[0] for runs in rows.values()]
     if differing := differences(firsts):
         shown["What differs in the configuration"] = {
@@ -36,6 +39,17 @@ def _returns(runs: Sequence[LoggedRun]) -> Mapping[str, Any]:
         "best mean_return": mean["max"],
         "best eval/return": numbers(runs, "eval/return")["max"],
     }
+
+
+def _clips(rows: Rows) -> Table:
+    """Return the newest evaluation of each clip in each row, by metric."""
+    table = dict[str, dict[str, Any]]()
+    for name, runs in rows.items():
+        for column in dict.fromkeys(key for run in runs for key in run.columns):
+            if column.startswith(CLIP):
+                clip, _, metric = column.removeprefix(CLIP).rpartition("/")
+                table.setdefault(f"{name}: {clip}", {})[metric] = numbers(runs, column)["last"]
+    return table
 
 
 def numbers(runs: Sequence[LoggedRun], column: str) -> dict[str, list[float | None]]:

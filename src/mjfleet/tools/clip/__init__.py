@@ -1,0 +1,1 @@
+"""`mjfleet clip`: looks at clips of motions, and converts them."""

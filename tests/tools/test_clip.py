@@ -1,0 +1,40 @@
+"""`mjfleet clip` shows clips, draws them, and writes them with names."""
+
+from pathlib import Path
+
+import numpy as np
+
+from ..conftest import Output, Refusal, read_video
+
+WALK = ("task:clips/walk.npz", "--robot", "g1-tracking")
+
+
+def test_a_clip_is_shown_drawn_and_converted(output: Output, tmp_path: Path) -> None:
+    shown = output("mjfleet", "clip", "show", *WALK, "--plot", "walk.png")
+    assert "walk.npz: 6.98 s, 350 frames at 50 a second, 29 joints; the base goes 3.1" in shown
+    assert (tmp_path / "walk.png").stat().st_size > 10_000
+    rows = np.zeros((10, 36))
+    rows[:, 2], rows[:, 6] = 0.76, 1.0
+    rows[:, 10] = 3.0  # The left knee, beyond its range.
+    np.savetxt(tmp_path / "still.csv", rows, delimiter=",")
+    convert = ("mjfleet", "clip", "convert", "still.csv", "--robot", "g1-tracking", "--rate", "20")
+    shown = output(*convert, "--output", "still.npz")
+    assert "still.csv: 0.45 s, 10 frames at 20 a second" in shown
+    assert "left_knee_joint is 3 to 3, its range -0.0873 to 2.88" in shown
+    with np.load(tmp_path / "still.npz") as arrays:
+        assert (float(arrays["rate"]), arrays["qpos"].shape) == (20.0, (10, 36))
+        assert arrays["joints"][3] == "left_knee_joint"
+        np.testing.assert_allclose(arrays["qpos"][:, 3:7], [[1, 0, 0, 0]] * 10)
+    show = ("mjfleet", "clip", "show", "still.npz", "--robot", "g1-tracking")
+    output(*show, "--video", "still.mp4")
+    assert len(read_video(tmp_path / "still.mp4")) == 10
+
+
+def test_wrong_words_about_clips_are_refused(refusal: Refusal, tmp_path: Path) -> None:
+    assert "there is no command `clip cut`" in refusal("mjfleet", "clip", "cut")
+    (tmp_path / "narrow.csv").write_text("1,2\n3,4\n")
+    wrong = refusal("mjfleet", "clip", "show", "narrow.csv", "--robot", "g1-tracking")
+    assert "its rows have 2 numbers; 36 are needed" in wrong
+    assert "No such file" in refusal("mjfleet", "clip", "show", "none.npz", *WALK[1:])
+    bad = refusal("mjfleet", "clip", "convert", *WALK, "--output", "walk.csv")
+    assert "--output walk.csv: the file's name must end in .npz" in bad
