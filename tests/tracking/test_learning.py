@@ -1,0 +1,117 @@
+"""A planar robot of three joints learns to do what a clip shows, better than PD control does."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+from mjfleet.env import EnvShard
+from mjfleet.env.random_numbers import seed_everything
+from mjfleet.parts.motion.clips import Clip, Robot
+from mjfleet.rl.evaluation.evaluator import Evaluator
+from mjfleet.rl.runner import Runner
+from mjfleet.tracking.config import AGENT, RandomConfig, TrackingConfig
+from mjfleet.tracking.tracking_env import TrackingEnv
+
+from ..sim.test_contract import build as simulate
+
+LINK = """
+<body name="{name}" pos="0 0 {below}"><joint name="{name}" axis="0 1 0"/>
+  <geom type="capsule" fromto="0 0 0 0 0 -0.3" size="0.03" mass="1" contype="0"/>{inner}</body>"""
+MOTOR = '<position joint="{}" kp="20" kv="2" forcerange="-12 12"/>'
+LINKS = ("upper", "middle", "lower")
+CONFIG = TrackingConfig(
+    num_envs=256,
+    decimation=2,
+    episode_seconds=4.0,
+    anchor="base",
+    bodies=("base", *LINKS),
+    end_bodies=("lower",),
+    action_scale=1.0,
+    random=RandomConfig(center_of_mass=(0, 0, 0), pushes=False),
+)
+SMALL = {"hidden_dims": (64, 64), "obs_normalization": True}
+
+
+def robot(folder: Path) -> Path:
+    inner = ""
+    for name in reversed(LINKS):
+        inner = LINK.format(name=name, below=0.0 if name == "upper" else -0.3, inner=inner)
+    motors = "".join(map(MOTOR.format, LINKS))
+    text = f"""<mujoco><option timestep="0.01" integrator="implicitfast"/><worldbody>
+    <body name="base" pos="0 0 1"><geom size="0.05" contype="0"/>{inner}</body></worldbody>
+    <actuator>{motors}</actuator></mujoco>"""
+    path = folder / "planar.xml"
+    path.write_text(text)
+    return path
+
+
+def feasible(path: Path, file: Path) -> None:
+    """Write what the robot does when its targets swing: a motion that its motors can make."""
+    model = mujoco.MjModel.from_xml_path(str(path))
+    data, frames = mujoco.MjData(model), []
+    for i in range(301):
+        seconds = i / 50
+        if i >= 100:  # Once it swings evenly.
+            frames.append(data.qpos.copy())
+        data.ctrl[:] = 1.0 * np.sin(np.array((3.0, 4.5, 6.0)) * seconds)
+        mujoco.mj_step(model, data, 2)
+    qpos = torch.from_numpy(np.array(frames))
+    Clip("swing", 50.0, Robot(model).joints, qpos).write(file)
+
+
+class Reference:
+    """Targets where the clip is: PD control alone."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+
+    def __call__(self, _: Any) -> torch.Tensor:
+        wanted = self.env.motion.now().qpos[:, self.env.motors.places]
+        return (wanted - self.env.home) / self.env.action_scale
+
+    def reset(self, *_: Any, **__: Any) -> None: ...
+
+    def get_hidden_state(self) -> None: ...
+
+
+def setting(folder: Path) -> Callable[..., Any]:
+    """Return a function that builds the task."""
+    path = robot(folder)
+    feasible(path, folder / "swing.npz")
+    kind = type("PlanarEnv", (TrackingEnv,), {"model_file": str(path)})
+    cfg = replace(CONFIG, clips=(str(folder / "swing.npz"),))
+
+    def build(num_envs: int, shard: EnvShard | None = None) -> Any:
+        own = replace(cfg, num_envs=num_envs)
+        return kind(own, simulate("native", kind.make_model(own), num_envs), 1, shard)
+
+    return build
+
+
+@pytest.mark.slow
+def test_a_planar_robot_follows_a_clip_better_than_pd_control(tmp_path: Path) -> None:
+    build = setting(tmp_path)
+    seed_everything(1)
+    agent = replace(
+        AGENT, max_iterations=150, actor=replace(AGENT.actor, **SMALL),
+        critic=replace(AGENT.critic, **SMALL),
+    )  # fmt: skip
+    runner = Runner(build(256), agent, "cpu", 1, lambda *_: None)
+    runner.train(lambda row: None, lambda: None)
+    errors = {}
+    evaluated = build(4, EnvShard(0, 4, 4))
+    for name, policy in (("learned", runner.alg.actor), ("pd", Reference(evaluated))):
+        sums = Evaluator(evaluated, 1).evaluate(policy, lambda: None)
+        errors[name] = {k: sums[f"clip/swing/{k}"] for k in ("joint_error", "success")}
+        evaluated = build(4, EnvShard(0, 4, 4))
+    means = {
+        name: found["joint_error"][0] / found["joint_error"][1] for name, found in errors.items()
+    }
+    assert errors["learned"]["success"] == (4.0, 4.0)
+    assert means["learned"] < 0.5 * means["pd"]
