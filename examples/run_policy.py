@@ -30,6 +30,8 @@ def observe(data: mujoco.MjData, known: dict[str, Any]) -> dict[str, Any]:
     These are the values of the task's own `observe()`, without noise. `Robot` adds commands and the
     newest action, and repeats earlier frames.
     """
+    if "clips" in known:
+        return follow(data, known)
     if is_legged(data):
         return {
             "gyro": data.sensor("imu_gyro").data,  # rad/s, in the base's frame.
@@ -49,9 +51,35 @@ def observe(data: mujoco.MjData, known: dict[str, Any]) -> dict[str, Any]:
     raise SystemExit(f"error: complete observe() in {__file__} for the task {known['task']}")
 
 
+def follow(data: mujoco.MjData, known: dict[str, Any]) -> dict[str, Any]:
+    """Return what a robot that follows a clip measures, and the frame that `Robot` has put into
+    `known`. A real robot lacks `anchor_position` and `velocity`: train without state estimation."""
+    frame, anchor, back = known["frame"], data.body(known["anchor"]), np.zeros(4)
+    mujoco.mju_negQuat(back, anchor.xquat)
+    ahead, turn, matrix, speed = np.zeros(3), np.zeros(4), np.zeros(9), np.zeros(3)
+    mujoco.mju_rotVecQuat(ahead, frame["anchor_position"].astype(float) - anchor.xpos, back)
+    mujoco.mju_mulQuat(turn, back, frame["anchor_rotation"].astype(float))
+    mujoco.mju_quat2Mat(matrix, turn)
+    joints = [data.model.joint(name) for name in known["joint_names"]]
+    places, dofs = ([int(getattr(j, k)[0]) for j in joints] for k in ("qposadr", "dofadr"))
+    measured = {
+        "reference_positions": frame["qpos"][places],
+        "reference_velocities": frame["qvel"][dofs],
+        "anchor_position": ahead,
+        "anchor_rotation": matrix.reshape(3, 3)[:, :2].ravel(),
+        "joint_positions": data.qpos[places] - np.array(known["default_pose"]),
+        "joint_velocities": data.qvel[dofs],
+    }
+    if data.model.jnt_type[0] == mujoco.mjtJoint.mjJNT_FREE:
+        mujoco.mju_negQuat(back, data.qpos[3:7])
+        mujoco.mju_rotVecQuat(speed, data.qvel[:3], back)
+        measured |= {"velocity": speed, "gyro": data.qvel[3:6]}
+    return measured
+
+
 def act(action: np.ndarray, data: mujoco.MjData, known: dict[str, Any]) -> None:
     """Set what the actuators take: targets of a legged robot's joints in rad, or the action."""
-    if is_legged(data):
+    if is_legged(data) or "clips" in known:
         action = np.array(known["default_pose"]) + np.array(known["action_scale"]) * action
     data.ctrl[:] = action  # MuJoCo clamps it to `control_ranges`.
 
@@ -64,6 +92,11 @@ def judge(
     A legged robot's are in the table of `play` too, in m/s and rad/s; the cart-pole's is the cosine
     of the pole's angle, which is 1 when upright.
     """
+    if "clips" in known:
+        places = [int(data.model.joint(name).qposadr[0]) for name in known["joint_names"]]
+        off = data.body(known["anchor"]).xpos - known["frame"]["anchor_position"]
+        joints = np.abs(data.qpos[places] - known["frame"]["qpos"][places]).mean()
+        return {"joint_error": float(joints), "anchor_error": float(np.linalg.norm(off))}
     if known["task"].startswith("cartpole-"):
         return {"upright": math.cos(data.qpos[1])}
     if not is_legged(data):
@@ -83,7 +116,7 @@ def is_legged(data: mujoco.MjData) -> bool:
 class Robot:
     """The model in MuJoCo, and the policy that acts in it."""
 
-    def __init__(self, policy: Path) -> None:
+    def __init__(self, policy: Path, clip: str | None = None) -> None:
         self.session = onnxruntime.InferenceSession(policy, providers=["CPUExecutionProvider"])
         self.known = json.loads(policy.with_suffix(".json").read_text())
         try:
@@ -92,6 +125,10 @@ class Robot:
             versions = f"{self.known['mujoco_version']} wrote it, this is {mujoco.__version__}"
             raise SystemExit(f"error: {error}\nMuJoCo {versions}") from None
         self.data = mujoco.MjData(self.model)
+        self.clip = self.choose(clip, policy.with_suffix(".npz")) if "clips" in self.known else {}
+        taken, made = self.session.get_inputs()[0].shape[1], self.known["observation_size"]
+        if taken != made:
+            raise SystemExit(f"error: {policy} takes {taken} numbers, and policy.json has {made}")
         self.command = {command["name"]: 0.0 for command in self.known["commands"]}
         self.reset()
 
@@ -100,11 +137,24 @@ class Robot:
         mujoco.mj_resetData(self.model, self.data)
         for field, values in self.known["start"].items():
             getattr(self.data, field)[:] = values
+        self.frame = 0
+        if self.clip:
+            self.data.qpos[:], self.data.qvel[:] = self.clip["qpos"][0], self.clip["qvel"][0]
         mujoco.mj_step1(self.model, self.data)  # Sensors of this state.
         self.action = np.zeros(self.known["action_size"])
         self.past: dict[str, list[np.ndarray]] = {}
         inputs = self.session.get_inputs()[1:]  # A recurrent network's memory, zeros at first.
         self.memory = {i.name: np.zeros((i.shape[0], 1, i.shape[2]), np.float32) for i in inputs}
+
+    def choose(self, wanted: str | None, file: Path) -> dict[str, np.ndarray]:
+        """Return the frames of a clip, the first one unless another is wanted."""
+        names = [clip["name"] for clip in self.known["clips"]]
+        name = wanted or names[0]
+        if name not in names:
+            raise SystemExit(f"error: --clip {name}: the clips are {', '.join(names)}")
+        with np.load(file) as arrays:
+            kinds = ("qpos", "qvel", "anchor_position", "anchor_rotation")
+            return {kind: arrays[f"{name}/{kind}"] for kind in kinds}
 
     def set_command(self, name: str, value: float) -> None:
         """Set a command; ValueError if there is none of this name or training had no such value."""
@@ -126,10 +176,17 @@ class Robot:
         act(self.action, self.data, self.known)
         mujoco.mj_step(self.model, self.data, self.known["decimation"])
         mujoco.mj_step1(self.model, self.data)
+        self.frame += 1
+        self.known["frame"] = self.now()
         return observed
+
+    def now(self) -> dict[str, np.ndarray]:
+        """Return the current frame of the clip, or the last one; empty without a clip."""
+        return {k: frames[min(self.frame, len(frames) - 1)] for k, frames in self.clip.items()}
 
     def observe(self) -> np.ndarray:
         """Return the observation of a new step, with its parts in the order of policy.json."""
+        self.known["frame"] = self.now()
         measured = observe(self.data, self.known) | self.command | {"last_actions": self.action}
         groups = self.known["observations"]
         return np.concatenate([self.read(group, measured) for group in groups])
@@ -152,12 +209,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("policy", type=Path, help="the file policy.onnx")
     parser.add_argument("--command", nargs="+", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--clip", help="the clip to follow; the first one unless given")
     parser.add_argument("--seconds", type=float, help="play so long, without a window")
     parsed = parser.parse_args(arguments)
     for needed in (parsed.policy.with_suffix(end) for end in (".onnx", ".json", ".mjb")):
         if not needed.is_file():
             parser.error(f"there is no {needed}, which `mjfleet export` writes")
-    robot = Robot(parsed.policy)
+    robot = Robot(parsed.policy, parsed.clip)
     for text in parsed.command:
         name, _, value = text.partition("=")
         try:

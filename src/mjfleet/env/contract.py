@@ -189,3 +189,8 @@ class EnvContract(VecEnv, Generic[C]):
         of an observation, the meaning of an action. JSON data for `mjfleet export`: docs/deploy.md.
         """
         return {}
+
+    def deployment_arrays(self) -> dict[str, torch.Tensor]:
+        """Return tensors by name that such a robot needs, too, as those of the clips that it
+        follows. `mjfleet export` writes them as policy.npz."""
+        return {}

@@ -307,7 +307,29 @@ class TrackingEnv(Env[TrackingConfig]):
         ]
         targets = "default_pose + action_scale * actions, in rad; PD controllers follow them"
         scale = self.action_scale.tolist()
-        return {"observations": {"actor": parts}, "action_scale": scale, "targets": targets}
+        pairs = zip(self.motion.names, self.motion.seconds, strict=True)
+        clips = [{"name": name, "frames": round(s / self.step_dt) + 1} for name, s in pairs]
+        facts = {
+            "anchor": self.cfg.anchor,
+            "default_pose": self.home.tolist(),
+            "action_scale": scale,
+            "targets": targets,
+        }
+        return {"observations": {"actor": parts}, **facts, "clips": clips, "commands": []}
+
+    def deployment_arrays(self) -> dict[str, torch.Tensor]:
+        """Return the frames of each clip at the rate of control: `<clip>/qpos` and `qvel`, and the
+        anchor's place (m) and rotation (w, x, y, z)."""
+        found = dict[str, torch.Tensor]()
+        for i, name in enumerate(self.motion.names):
+            frames = self.motion.frames_of(i)
+            found |= {
+                f"{name}/qpos": frames.qpos,
+                f"{name}/qvel": frames.qvel,
+                f"{name}/anchor_position": frames.bodies.positions[:, self.anchor],
+                f"{name}/anchor_rotation": frames.bodies.rotations[:, self.anchor],
+            }
+        return found
 
 
 def _angle(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

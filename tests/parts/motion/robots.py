@@ -19,7 +19,7 @@ from ...sim.test_contract import build as simulate
 STEP = 0.02
 XML = """
 <mujoco>
-  <option timestep="0.01"/>
+  <option timestep="0.01" integrator="implicitfast"/>
   <worldbody>
     <geom name="floor" type="plane" size="9 9 0.1" contype="0" conaffinity="0"/>
     <body name="trunk" pos="0 0 1">

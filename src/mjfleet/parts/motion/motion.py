@@ -116,10 +116,16 @@ class Motion:
 
     def now(self) -> Frame:
         """Return the current frames."""
-        rows = self._rows.index_select(0, self.frame)
+        return self._frames(self._rows.index_select(0, self.frame))
+
+    def _frames(self, rows: torch.Tensor) -> Frame:
         count, (nq, nv) = len(self.body_ids), self._sizes
         qpos, qvel, *parts = rows.split((nq, nv, 3 * count, 4 * count, 3 * count, 3 * count), dim=1)
         return Frame(qpos, qvel, Bodies(*(part.unflatten(1, (count, -1)) for part in parts)))
+
+    def frames_of(self, clip: int) -> Frame:
+        """Return all frames of a clip, `(frames, ...)`."""
+        return self._frames(self._rows[int(self._firsts[clip]) : int(self._lasts[clip]) + 1])
 
     def seek(self, seconds: torch.Tensor) -> None:
         """Go to a time of each environment's clip, `(num_envs,)`, s."""

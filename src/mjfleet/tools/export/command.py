@@ -1,5 +1,6 @@
 """`mjfleet export RUN`: writes a trained policy as a file. Importing it imports nothing heavy."""
 
+import io
 import json
 import re
 import sys
@@ -122,9 +123,22 @@ def _write_graph(
         print(f"error: {limit}: nothing was written", file=sys.stderr)
         return 1
     model = pack_model(env.sim.model)
-    _write(output, {".json": metadata.encode(), ".mjb": model, output.suffix: graph})
-    print_line(f"wrote {output}, {output.stem}.json and {output.stem}.mjb")
+    contents = {".json": metadata.encode(), ".mjb": model, output.suffix: graph}
+    if arrays := env.deployment_arrays():
+        contents[".npz"] = _packed(arrays)
+    _write(output, contents)
+    *others, last = (output.stem + suffix for suffix in contents if suffix != output.suffix)
+    print_line(f"wrote {output}, {', '.join(others)} and {last}")
     return 0
+
+
+def _packed(arrays: Mapping[str, Any]) -> bytes:
+    """Return tensors as the content of an .npz file."""
+    import numpy as np
+
+    file = io.BytesIO()
+    np.savez_compressed(file, **{name: value.cpu().numpy() for name, value in arrays.items()})
+    return file.getvalue()
 
 
 def _write_pretrained(
@@ -174,7 +188,7 @@ def _write(output: Path, contents: dict[str, bytes]) -> None:
 
 def _refuse_to_replace(output: Path, kind: str, task: str) -> None:
     """Raise UserError if files would be replaced that are not of an export of the same task."""
-    known, beside = about(output), () if kind == PRETRAINED else (".json", ".mjb")
+    known, beside = about(output), () if kind == PRETRAINED else (".json", ".mjb", ".npz")
     with suppress(OSError, ValueError):  # Then it is no export.
         known = known or read_json(output.with_suffix(".json"))
     is_export = isinstance(known, dict) and VERSION_ENTRY in known and known.get("task") == task
