@@ -233,5 +233,7 @@ def test_what_a_robot_could_not_use_is_refused(env: LegEnv, deployed: Any, messa
 
 @pytest.mark.parametrize("name", OWN)
 def test_bundled_tasks_name_all_that_a_policy_observes(name: str) -> None:
-    (group,) = describe(build_task(name, "native", "cpu", num_envs=1), ("actor",))["observations"]
-    assert sum(part["size"] for part in group["parts"]) == group["size"]
+    described = describe(build_task(name, "native", "cpu", num_envs=1), ("actor",))
+    assert len([*described["observations"], *described.get("images", [])]) == 1
+    for group in described["observations"]:
+        assert sum(part["size"] for part in group["parts"]) == group["size"]
