@@ -44,9 +44,10 @@ GUIDES = {
     "export": "deploy.md",
     "completion": "start.md#completion",
     "inspect": "tasks.md#nan",
+    "clip": "tracking.md",
 }
 """Where the pages tell more about each command; of `train`, all flags."""
-SECOND_WORDS = {"submit": [*CLUSTERS]}
+SECOND_WORDS = {"submit": [*CLUSTERS], "clip": ["show", "convert"]}
 """What commands with several parsers have after their name."""
 MODULES = {
     "mjfleet": ("api.md", ["mjfleet.api.policy.Policy"]),
