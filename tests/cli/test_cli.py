@@ -56,7 +56,7 @@ def test_help_has_no_line_breaks_of_the_source(output: Output) -> None:
 
 def test_tasks_are_listed_as_a_table(output: Output) -> None:
     shown = output("mjfleet", "tasks", prelude=POISON)
-    (line,) = [line for line in shown.splitlines() if "cartpole-balance" in line]
+    (line,) = [line for line in shown.splitlines() if "cartpole-balance " in line]
     for words in ("Keep a pole upright", "actor 5, critic 5", "1", "tasks/cartpole"):
         assert words in line
     assert "?" not in shown  # go1's observations depend on its flags.

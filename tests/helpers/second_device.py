@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mjfleet.sim.deferred import Deferred
 from mjfleet.sim.native_engine import NativeSimulation
+from mjfleet.sim.view import ImageKind, View
 
 DEVICE = "cpu:0"
 aten = torch.ops.aten
@@ -217,6 +218,10 @@ def simulation_on(second: SecondDevice) -> type[NativeSimulation]:
             assert second.has(directions)
             with second.free():
                 return second.put(super().rays(starts, directions, groups))
+
+        def _images(self, view: View) -> dict[ImageKind, torch.Tensor]:
+            with second.free():
+                return second.put(super()._images(view))
 
         def state(self) -> dict[str, torch.Tensor]:
             with second.free():
