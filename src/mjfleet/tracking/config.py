@@ -44,15 +44,15 @@ class StartConfig(Checked, flags="env.start."):
     """How far from its frame a robot begins, of either sign; pushes have the same velocities."""
 
     position: Amounts = (0.05, 0.05, 0.01)
-    """Of the base along x, y and z, m."""
+    """Distance of the base along x, y and z, m."""
     rotation: Amounts = (0.1, 0.1, 0.2)
-    """Of the base: roll, pitch and yaw, rad."""
+    """Roll, pitch and yaw of the base, rad."""
     joints: NotNegative = 0.1
-    """Of the joints, rad."""
+    """Angles of the joints, rad."""
     velocity: Amounts = (0.5, 0.5, 0.2)
-    """Of the base, m/s."""
+    """Velocity of the base along x, y and z, m/s."""
     spin: Amounts = (0.52, 0.52, 0.78)
-    """Of the base, rad/s."""
+    """Angular velocity of the base about x, y and z, rad/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +60,17 @@ class NoiseConfig(Checked, flags="env.noise."):
     """Noise on what the policy observes, of either sign."""
 
     anchor_position: NotNegative = 0.25
-    """Of the reference's anchor in the robot's, m."""
+    """Noise on where the clip's anchor is, seen from the robot's, m."""
     anchor_rotation: NotNegative = 0.05
-    """Of each number of its rotation."""
+    """Noise on each number of how it is turned."""
     velocity: NotNegative = 0.5
-    """Of the base, m/s."""
+    """Noise on the velocity of the base, m/s."""
     spin: NotNegative = 0.2
-    """Of the base, rad/s."""
+    """Noise on the angular velocity of the base, rad/s."""
     joints: NotNegative = 0.01
-    """Of the joints, rad."""
+    """Noise on the angles of the joints, rad."""
     speeds: NotNegative = 0.5
-    """Of the joints, rad/s."""
+    """Noise on the velocities of the joints, rad/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,17 +118,17 @@ class WidthsConfig(Checked, flags="env.widths."):
     """Errors at which a tracking term has fallen to 1/e."""
 
     anchor_position: Positive = 0.3
-    """m."""
+    """Distance of the anchor, m."""
     anchor_rotation: Positive = 0.4
-    """rad."""
+    """Angle between the anchors, rad."""
     body_position: Positive = 0.3
-    """m, the root of the mean square of all bodies, as in the next ones."""
+    """Distance of the bodies, m: the root of the mean square, as in the next three."""
     body_rotation: Positive = 0.4
-    """rad."""
+    """Angle by which bodies are turned, rad."""
     body_velocity: Positive = 1.0
-    """m/s."""
+    """Difference of the bodies' velocities, m/s."""
     body_spin: Positive = 3.14
-    """rad/s."""
+    """Difference of the bodies' angular velocities, rad/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +136,11 @@ class EndsConfig(Checked, flags="env.ends."):
     """Errors beyond which a robot has failed."""
 
     anchor_height: Positive = 0.25
-    """Of the anchor, m."""
+    """Error of the anchor's height, m."""
     gravity: Positive = 0.8
-    """Of the z part of gravity's direction in the anchor's frame."""
+    """Error of the z component of gravity's direction in the anchor's frame."""
     body_height: Positive = 0.25
-    """Of `end_bodies`, m."""
+    """Error of the height of any of `end_bodies`, m."""
 
 
 @dataclass(frozen=True, kw_only=True)
