@@ -11,7 +11,7 @@ import yaml
 from mjfleet.cli.completion import candidates
 from mjfleet.cli.help import COMMON
 from mjfleet.cli.train import configure
-from mjfleet.config import LaunchConfig, TrainConfig
+from mjfleet.config import AgentConfig, LaunchConfig, SACConfig, TrainConfig, from_dict
 from mjfleet.config.flags import (
     flags_of,
     parse_flags,
@@ -150,9 +150,18 @@ def test_defaults_and_files_may_have_what_has_no_effect(
     refuse_unused(parsed(*own).agent, typed_fields(own))
 
 
+def test_convolutions_are_the_settings_of_networks_that_sac_takes() -> None:
+    cnn = {"class_name": "CNNModel", "cnn_cfg": {"output_channels": [4]}}
+    agent = from_dict(AgentConfig(algorithm=SACConfig()), {"actor": cnn, "critic": cnn})
+    for network in ("actor", "critic"):
+        refuse_unused(agent, [f"agent.{network}.cnn_cfg.stride"])
+        with pytest.raises(UserError, match=f"--agent.{network}.activation has no effect"):
+            refuse_unused(agent, [f"agent.{network}.activation"])
+
+
 def test_every_field_that_may_have_no_effect_exists() -> None:
     for start, decider, _ in NEEDS:
-        names = [name for name in field_kinds() if name.startswith(f"agent.{start}")]
+        names = [name for name in field_kinds() if re.match(f"agent.{start}", name)]
         assert names, start
         assert f"agent.{decider}" in {*field_kinds(), "agent.algorithm.rnd_cfg"}
 

@@ -53,6 +53,9 @@ class SACConfig(AlgorithmConfig):
     """Hidden layers of the policy."""
     critic_hidden_dims: LayerSizes = (128, 128)
     """Hidden layers of each of the two critics."""
+    share_cnn_encoders: bool = False
+    """Whether actor and critics, which then observe the same images, encode them by one network,
+    which the critics' loss teaches (Yarats et al. 2021, arXiv:1910.01741)."""
     num_atoms: Annotated[int, between(2, 1001)] = 101
     """Values at which a critic predicts probabilities."""
     support: Positive = 5.0

@@ -3,6 +3,7 @@
 Defaults and files may set them: a task's configuration is for every algorithm.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import NamedTuple
@@ -44,8 +45,9 @@ NEEDS = (
     ("algorithm.lam", "algorithm.name", PPO),
     ("algorithm.value_loss_coef", "algorithm.name", PPO),
     ("algorithm.use_clipped_value_loss", "algorithm.name", PPO),
-    ("critic.", "algorithm.name", PPO),
-    ("actor.", "algorithm.name", NOT_SAC),
+    ("critic.(?!cnn_cfg)", "algorithm.name", PPO),
+    ("critic.cnn_cfg", "algorithm.name", VALUES),
+    ("actor.(?!cnn_cfg)", "algorithm.name", NOT_SAC),
     ("obs_groups.critic", "algorithm.name", VALUES),
     ("algorithm.clip_param", "algorithm.name", BOTH),
     ("algorithm.entropy_coef", "algorithm.name", BOTH),
@@ -65,7 +67,7 @@ NEEDS = (
     ("obs_groups.rnd_state", "algorithm.rnd_cfg", IS_SET),
     ("wandb.", "logger", WANDB),
 )
-"""The beginning of a field's name; the field that decides about it; values with which it counts."""
+"""A pattern of a name's beginning; the field that decides about it; values with which it counts."""
 CLASSES = {
     "algorithm.": "algorithm.name", "actor.": "actor.class_name", "critic.": "critic.class_name",
 }  # fmt: skip
@@ -78,7 +80,7 @@ def unused_fields(agent: AgentConfig, names: Iterable[str]) -> Iterator[Unused]:
     is_ppo = isinstance(agent.algorithm, PPOConfig)
     for name in sorted(name for name in names if name.startswith("agent.")):
         below = name.removeprefix("agent.")
-        needs = [(decider, rule) for start, decider, rule in NEEDS if below.startswith(start)]
+        needs = [(decider, rule) for start, decider, rule in NEEDS if re.match(start, below)]
         if name not in field_kinds():
             needs += [(own, OWN_CLASS) for start, own in CLASSES.items() if below.startswith(start)]
         if not is_ppo and below.startswith("algorithm."):  # They are the chosen class's own.

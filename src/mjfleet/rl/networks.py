@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -47,13 +47,13 @@ def build_networks(
         is_shared = settings.pop("share_cnn_encoders") and agent.algorithm.learns_values
         for name in names:
             kind = config[name].pop("class_name")
-            more = _encoders(networks["actor"], kind) if is_shared and networks else {}
+            more = encoders_of(networks["actor"], kind) if is_shared and networks else {}
             with contextlib.redirect_stdout(io.StringIO()):  # It says which encoders are shared.
-                network = kind(obs, groups, name, sizes[name], **config[name], **more)
-            if not more:
-                _scale_bytes(network, obs)
-            networks[name] = network.to(device)
+                network = kind(obs, groups, name, sizes[name], **config[name], **more).to(device)
+            networks[name] = network
             with torch.no_grad(), own_random_numbers(0, device):
+                if type(network) is models.CNNModel and not more:  # A user's scales by itself.
+                    prepare_encoders(network, obs)
                 _try(name, network, obs, sizes[name])
     except ValueError as error:
         raise UserError(f"the networks cannot be built: {error}") from error
@@ -74,21 +74,27 @@ def image_dtypes(network: Any) -> dict[str, torch.dtype]:
             for name, first in firsts.items()}  # fmt: skip
 
 
-def _scale_bytes(network: Any, obs: TensorDict) -> None:
-    """Let a network scale images of bytes. One of a class of the user's does that itself."""
-    for name in image_groups(network) if type(network) is models.CNNModel else ():
+@torch.no_grad()
+def prepare_encoders(network: Any, obs: TensorDict) -> None:
+    """Let a network scale images of bytes; ValueError: images are smaller than its kernels."""
+    for name in image_groups(network):
+        encoder: Any = network.cnns[name]
         if obs[name].dtype == torch.uint8:
-            encoder: Any = network.cnns[name]
             encoder.insert(0, BytesToUnits())
+        try:
+            encoder.eval()(obs[name][:1])
+        except RuntimeError as error:
+            raise ValueError(f"images of `{name}`: {error}") from error
+        encoder.train()
 
 
-def _encoders(actor: Any, kind: type[models.MLPModel]) -> dict[str, Any]:
+def encoders_of(actor: Any, kind: type[models.MLPModel]) -> dict[str, Any]:
     """Return the encoders of an actor, for a critic of a class that takes them."""
     flag = "--agent.algorithm.share-cnn-encoders needs"
     if not image_groups(actor):
         raise ValueError(f"{flag} an actor that encodes images")
     if not issubclass(kind, models.CNNModel):
-        raise ValueError(f"{flag} a critic of the class CNNModel")
+        raise ValueError(f"{flag} a critic that encodes the same images")
     return {"cnns": actor.cnns}
 
 
@@ -107,14 +113,8 @@ def make_storage(
 
 
 def _try(name: str, network: Any, obs: TensorDict, size: int) -> None:
-    """Raise a ValueError if a network's output has another size, or images are smaller than its
-    kernels."""
-    try:
-        shape = tuple(network.eval()(obs).shape)
-    except RuntimeError as error:
-        if type(network) is not models.CNNModel:
-            raise
-        raise ValueError(error) from error
+    """Raise a ValueError if a network's output has another size."""
+    shape = tuple(network.eval()(obs).shape)
     if shape != (wanted := (len(obs), size)):
         raise ValueError(
             f"{name} {type(network).__name__} returns numbers of shape {shape}, and has to return "
@@ -237,10 +237,12 @@ def _model(plain: dict[str, Any], load: Callable[..., Any]) -> dict[str, Any]:
     kind = model_class(plain["class_name"], load)
     if not issubclass(kind, models.RNNModel):
         plain = {k: v for k, v in plain.items() if not k.startswith("rnn_")}
-    convolutions = plain.pop("cnn_cfg")
-    if issubclass(kind, models.CNNModel) and convolutions:
-        for name in ("kernel_size", "stride"):
-            if len(convolutions[name]) == 1:
-                convolutions[name] = convolutions[name][0]
-        plain["cnn_cfg"] = convolutions
-    return plain | {"class_name": kind}
+    cnn = plain.pop("cnn_cfg")
+    more = {"cnn_cfg": convolutions(cnn)} if issubclass(kind, models.CNNModel) and cnn else {}
+    return plain | more | {"class_name": kind}
+
+
+def convolutions(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data of a CnnConfig as rsl_rl takes it."""
+    one = {n: plain[n][0] for n in ("kernel_size", "stride") if len(plain[n]) == 1}
+    return {**plain, **one}

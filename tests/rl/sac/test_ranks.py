@@ -1,7 +1,6 @@
 """Two workers of n environments learn what one of 2n learns, by SAC."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +13,8 @@ from mjfleet.rl.sac import SAC
 from ...env.test_env import build_task
 from ..checkpoints.test_checkpoints import FOUND
 from ..test_ranks import WORLD_SIZE, Ranks, run_ranks
+from . import test_images
+from .test_images import SIZE
 from .test_sac import agent
 
 ENVS, BATCH, UPDATES = 4, 32, 6
@@ -33,31 +34,43 @@ def with_known_noise(actor: Any) -> None:
     actor.sample = sample
 
 
-def learn(collectives: Collectives) -> dict[str, torch.Tensor]:
+def draw(name: str, *shape: int) -> torch.Tensor:
+    """Return random observations of a group."""
+    if name == "camera":
+        return torch.randint(256, (*shape, 1, SIZE, SIZE), dtype=torch.uint8)
+    return torch.randn(*shape, 5)
+
+
+def learn(collectives: Collectives, sees: bool = False) -> dict[str, torch.Tensor]:
     """Learn from this rank's share of the environments and of the samples, in float64."""
     ranks, rank = collectives.world_size, collectives.rank
     env = build_task("cartpole-balance", "native", "cpu", num_envs=ENVS // ranks)
     env._observations = env.get_observations().to(torch.float64)
+    env._observations["camera"] = draw("camera", ENVS // ranks)
     torch.set_default_dtype(torch.float64)
     try:
         torch.manual_seed(1)
         config = agent(1, batch_size=BATCH, n_step=1)
+        if sees:
+            both, shared = ("camera", "critic"), {"share_cnn_encoders": True}
+            config = test_images.agent(1, both, batch_size=BATCH, n_step=1, **shared)
         alg: Any = SAC(Setup(env, config, "cpu", 1, FOUND.load, collectives))
         with_known_noise(alg.actor)
         torch.manual_seed(2)
         share = slice(rank * ENVS // ranks, (rank + 1) * ENVS // ranks)
         never = torch.zeros(ENVS // ranks, dtype=torch.bool)
-        seen = torch.randn(9, ENVS, 5)[:, share]
+        seen = {name: draw(name, 9, ENVS)[:, share] for name in alg.replay.observations}
         for step in range(8):
             actions, rewards = torch.rand(ENVS, 1)[share], torch.rand(ENVS)[share]
-            before, after = ({"actor": x, "critic": x} for x in (seen[step], seen[step + 1]))
+            before, after = ({name: x[i] for name, x in seen.items()} for i in (step, step + 1))
             with torch.inference_mode():
                 alg.record(before, actions, Step(after, rewards, never, never))  # pyright: ignore
         alg._learn_moments()
         for _ in range(UPDATES):
-            rows = [torch.randn(BATCH, *size) for size in ((5,), (5,), (5,), (5,))]
-            rows += [torch.rand(BATCH, 1), torch.rand(BATCH), torch.rand(BATCH), torch.ones(BATCH)]
-            alg._batch = [x[rank::ranks] for x in rows]
+            for room in (alg._before, alg._following):
+                room.update({name: draw(name, BATCH)[rank::ranks] for name in room})
+            rows = torch.rand(BATCH, 1), torch.rand(BATCH), torch.rand(BATCH), torch.ones(BATCH)
+            alg._rest = [x[rank::ranks] for x in rows]
             alg._learn_critics()
             alg._step("critic_optimizer")
             alg._learn_actor()
@@ -75,15 +88,22 @@ def learn_together(ranks: Ranks, folder: str) -> dict[str, torch.Tensor]:
     return learn(ranks.collectives)
 
 
+def see_together(ranks: Ranks, folder: str) -> dict[str, torch.Tensor]:
+    return learn(ranks.collectives, sees=True)
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(tmp_path_factory.mktemp("sac"), [learn_together])
+    return run_ranks(tmp_path_factory.mktemp("sac"), [learn_together, see_together])
 
 
-def test_two_ranks_learn_what_one_does(found: list[dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("sees", [False, True])
+def test_two_ranks_learn_what_one_does(found: list[dict[str, Any]], sees: bool) -> None:
     assert len(found) == WORLD_SIZE
-    first, second = (rank["learn_together"] for rank in found)
-    alone = learn(Collectives())
+    name = "see_together" if sees else "learn_together"
+    first, second = (rank[name] for rank in found)
+    alone = learn(Collectives(), sees)
+    assert any("cnns" in name for name in alone) == sees
     assert alone["temperature.log"] != math.log(0.01)
     for name, value in alone.items():
         assert torch.equal(first[name], second[name]), name

@@ -9,6 +9,12 @@ from mjfleet.rl.sac.replay import FAILED, SPOILT, TIMED_OUT, Replay
 ENVS, ACTIONS, GAMMA = 5, 2, 0.9
 
 
+def observed(replay: Replay, places: torch.Tensor) -> torch.Tensor:
+    room = replay.room(len(places))
+    replay.observed(places, room)
+    return room["actor"]
+
+
 class History:
     """All steps that were ever added, as arrays."""
 
@@ -51,7 +57,7 @@ def test_windows_are_those_of_a_loop_also_where_the_ring_has_wrapped(n: int, ste
     for step in range(first, steps - n):
         rows = torch.full((ENVS,), step)
         samples = replay.windows(rows, torch.arange(ENVS), n, GAMMA)
-        assert np.array_equal(samples.observations["actor"].numpy(), history.seen[step])
+        assert np.array_equal(observed(replay, samples.before), history.seen[step])
         assert np.array_equal(samples.actions.numpy(), history.actions[step])
         for env in range(ENVS):
             total, discount, weight, last = history.window(step, env, n)
@@ -60,7 +66,7 @@ def test_windows_are_those_of_a_loop_also_where_the_ring_has_wrapped(n: int, ste
                 assert samples.rewards[env].item() == pytest.approx(total, abs=1e-6)
                 assert samples.discounts[env].item() == pytest.approx(discount, abs=1e-6)
                 if discount:
-                    assert np.array_equal(samples.following["actor"][env].numpy(), last)
+                    assert np.array_equal(observed(replay, samples.after)[env], last)
 
 
 def test_samples_are_of_all_steps_but_the_newest_ones() -> None:
@@ -71,7 +77,7 @@ def test_samples_are_of_all_steps_but_the_newest_ones() -> None:
         replay.add({"actor": seen}, seen, seen[:, 0], never, never, never)
     torch.manual_seed(0)
     samples = replay.sample(4000, 2, GAMMA)
-    first, following = (x["actor"] for x in (samples.observations, samples.following))
+    first, following = (observed(replay, places) for places in samples[:2])
     assert {*first.long().flatten().tolist()} == {*range(5, 19)}
     assert torch.allclose(following, first + 2.0)
     shares = torch.bincount((first.frac() * 10).round().long().flatten()) / 4000

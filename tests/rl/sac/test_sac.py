@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, SACConfig, by_dotted_name, to_dict
 from mjfleet.env.random_numbers import seed_everything
@@ -40,8 +41,13 @@ def begin(folder: Path, config: AgentConfig, capture: Any = None) -> tuple[Runne
     return runner, Checkpointer(runner, TASK, folder, None)
 
 
+def make_critics(count: int = 2) -> Critics:
+    seen = TensorDict({"critic": torch.zeros(1, 3)}, batch_size=[1])
+    return Critics(seen, {"critic": ["critic"]}, 1, (8,), 11, 5.0, count)
+
+
 def test_projected_probabilities_keep_their_sum_and_their_mean() -> None:
-    critics = Critics(3, 1, (8,), 11, 5.0)
+    critics = make_critics()
     probabilities = torch.rand(7, 11).softmax(dim=1)
     values = 0.5 * critics.get_buffer("values") + torch.linspace(-1, 1, 7).unsqueeze(1)
     found, beyond = critics.project(probabilities, values)
@@ -54,17 +60,19 @@ def test_projected_probabilities_keep_their_sum_and_their_mean() -> None:
 
 
 def test_a_frozen_critic_gives_the_same_and_gets_no_gradient() -> None:
-    critics = Critics(3, 1, (8,), 11, 5.0)
+    critics = make_critics()
     seen, actions = torch.randn(4, 3), torch.randn(4, 1, requires_grad=True)
-    logits = critics(seen, actions, is_frozen=True)
-    assert torch.equal(logits, critics(seen, actions))
+    logits = critics.logits(seen, actions, is_frozen=True)
+    assert torch.equal(logits, critics.logits(seen, actions))
     logits.square().sum().backward()
     assert actions.grad is not None
     assert all(parameter.grad is None for parameter in critics.parameters())
-    alone = Critics(3, 1, (8,), 11, 5.0, count=1)
+    alone = make_critics(count=1)
     for own, both in zip(alone.parameters(), critics.parameters(), strict=True):
         own.data.copy_(both.data[1:])
-    assert torch.allclose(alone(seen, actions)[0], critics(seen, actions)[1], atol=1e-6)
+    assert torch.allclose(
+        alone.logits(seen, actions)[0], critics.logits(seen, actions)[1], atol=1e-6
+    )
 
 
 def test_log_probabilities_are_those_of_the_transformed_distribution() -> None:
@@ -181,7 +189,7 @@ def test_a_replay_that_does_not_fit_is_refused_with_the_number_that_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of 50 steps of 8 environments: two groups of 5 observations, action, reward and end.
-    memory = 4 * (5 + 5 + 1 + 1) * 8 * 50
+    memory = (4 * (5 + 5 + 1 + 1) + 1) * 8 * 50
     monkeypatch.setattr("mjfleet.rl.sac.sac.free_memory", lambda device: memory)
     with pytest.raises(UserError, match=r"is 500, which takes .* at most 400 fit\."):
         begin(tmp_path, agent(1, replay_size=500))

@@ -1,13 +1,12 @@
 """The networks of SAC: a policy bounded by tanh, and critics that predict distributions."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from rsl_rl.models import MLPModel
-from rsl_rl.modules import EmpiricalNormalization
 from torch import nn
 from torch.nn import functional
 
@@ -26,15 +25,16 @@ class SquashedActor(MLPModel):
     def __init__(
         self,
         obs: Any,
-        obs_groups: Mapping[str, list[str]],
+        obs_groups: dict[str, list[str]],
         limit: torch.Tensor,
         hidden_dims: Sequence[int],
+        **encoders: Any,
     ) -> None:
         """Build the network; `limit` `(num_actions,)` is the largest action."""
-        groups = {name: list(names) for name, names in obs_groups.items()}
-        super().__init__(obs, groups, "actor", 2 * len(limit), list(hidden_dims), "relu", True)
+        sizes = 2 * len(limit), list(hidden_dims)
+        super().__init__(obs, obs_groups, "actor", *sizes, obs_normalization=True, **encoders)
         layers: list[nn.Module] = []
-        for size, following in pairwise([self.obs_dim, *hidden_dims]):
+        for size, following in pairwise([self._get_latent_dim(), *hidden_dims]):
             layers += [nn.Linear(size, following), nn.LayerNorm(following), nn.SiLU()]
         self.mlp = nn.Sequential(*layers, nn.Linear(hidden_dims[-1], 2 * len(limit)))
         self.register_buffer("limit", limit)
@@ -71,7 +71,7 @@ class SquashedActor(MLPModel):
         return torch.tanh(before), (gaussian - squashed).sum(dim=-1)
 
 
-class Critics(nn.Module):
+class Critics(MLPModel):
     """Several critics at once, each with a categorical distribution of the return.
 
     Bellemare et al. 2017 (arXiv:1707.06887): probabilities of `atoms` between -support and support.
@@ -80,13 +80,13 @@ class Critics(nn.Module):
     values: torch.Tensor
 
     def __init__(
-        self, num_inputs: int, num_actions: int, hidden_dims: Sequence[int], atoms: int,
-        support: float, count: int = 2,
+        self, obs: Any, obs_groups: dict[str, list[str]], num_actions: int,
+        hidden_dims: Sequence[int], atoms: int, support: float, count: int = 2, **encoders: Any,
     ) -> None:  # fmt: skip
-        """Build `count` critics of `(samples, num_inputs)` observations and actions."""
-        super().__init__()
-        self.obs_normalizer = EmpiricalNormalization(num_inputs)
-        shapes = list(pairwise([num_inputs + num_actions, *hidden_dims, atoms]))
+        """Build `count` critics of observations and actions."""
+        super().__init__(obs, obs_groups, "critic", 1, [1], obs_normalization=True, **encoders)
+        del self.mlp
+        shapes = list(pairwise([self._get_latent_dim() + num_actions, *hidden_dims, atoms]))
         made = [
             torch.empty(count, *shape).uniform_(-1, 1) / math.sqrt(shape[0]) for shape in shapes
         ]
@@ -97,7 +97,7 @@ class Critics(nn.Module):
         with torch.no_grad():
             self.biases[-1] -= 0.5 * (self.values / (FIRST_STD * support)).square()
 
-    def forward(
+    def logits(
         self, latent: torch.Tensor, actions: torch.Tensor, is_frozen: bool = False
     ) -> torch.Tensor:
         """Return logits `(count, samples, atoms)`; frozen: no gradient reaches the parameters."""

@@ -12,16 +12,16 @@ FAILED, TIMED_OUT, SPOILT = 1, 2, 3
 class Samples(NamedTuple):
     """Samples of a replay; the first dimension of each tensor is the sample."""
 
-    observations: dict[str, torch.Tensor]
-    """By group, before the action, `(samples, size)`."""
+    before: torch.Tensor
+    """Places of the observations before the action, for `Replay.observed`, `(samples,)`, int64."""
+    after: torch.Tensor
+    """Places of those whose value stands for all rewards after the window, likewise."""
     actions: torch.Tensor
     """`(samples, num_actions)`"""
     rewards: torch.Tensor
     """The discounted sum of the rewards of the window, `(samples,)`."""
-    following: dict[str, torch.Tensor]
-    """By group, the observations whose value stands for all rewards after the window."""
     discounts: torch.Tensor
-    """What that value is multiplied by: gamma to the steps of the window; 0 after a failure."""
+    """What the value after the window is multiplied by: gamma to its steps; 0 after a failure."""
     weights: torch.Tensor
     """1, or 0 for samples to be left out, `(samples,)`."""
 
@@ -125,12 +125,15 @@ class Replay:
             steps += counts.to(steps.dtype)
             goes_on = counts * (end != FAILED)
         first, last = flat(rows), flat(steps)
-        groups = {name: x.flatten(0, 1) for name, x in self.observations.items()}
-        return Samples(
-            {name: x[first] for name, x in groups.items()},
-            self.actions.view(-1, self.actions.shape[2])[first],
-            total,
-            {name: x[last] for name, x in groups.items()},
-            discounts * known,
-            weights,
-        )
+        actions = self.actions.view(-1, self.actions.shape[2])[first]
+        return Samples(first, last, actions, total, discounts * known, weights)
+
+    def room(self, number: int) -> dict[str, torch.Tensor]:
+        """Return zeros for the observations of so many samples, by group."""
+        groups = self.observations.items()
+        return {name: rows.new_zeros(number, *rows.shape[2:]) for name, rows in groups}
+
+    def observed(self, places: torch.Tensor, out: Mapping[str, torch.Tensor]) -> None:
+        """Write the observations at places of samples, `(samples,)`, into a `room` for them."""
+        for name, rows in self.observations.items():
+            torch.index_select(rows.flatten(0, 1), 0, places, out=out[name])

@@ -7,6 +7,7 @@ FlashSAC (arXiv:2604.04539). Runs in a worker.
 import copy
 import math
 import time
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -26,6 +27,7 @@ from mjfleet.rl.sac.networks import Critics, SquashedActor
 from mjfleet.rl.sac.pink_noise import PinkNoise
 from mjfleet.rl.sac.replay import Replay, Samples
 from mjfleet.rl.sac.reward_scale import RewardScale
+from mjfleet.rl.sac.seeing import SeeingActor, SeeingCritics, build
 from mjfleet.sim.deferred import Deferred
 from mjfleet.utils.console import print_line
 
@@ -50,13 +52,10 @@ class SAC(Learner):
         config, ranks = self.config, self.collectives.world_size
         self.env, self.torch_threads = env, 1
         obs = env.get_observations()
-        self.obs_groups = {
-            name: list(getattr(agent.obs_groups, name)) for name in ("actor", "critic")
-        }
         self.actor = self.policy_of(env, agent, setup.load)
-        inputs = sum(obs[name].shape[-1] for name in self.obs_groups["critic"])
         settings = config.critic_hidden_dims, config.num_atoms, config.support
-        self.critic = Critics(inputs, env.num_actions, *settings).to(device)
+        kinds, actor = (Critics, SeeingCritics), self.actor
+        self.critic = build(kinds, env, agent, env.num_actions, *settings, actor=actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         networks = self.target, self.critic
         self._averaged = [[p.detach() for p in network.parameters()] for network in networks]
@@ -64,16 +63,24 @@ class SAC(Learner):
         self.temperature = nn.ParameterDict(
             {"log": torch.full((), math.log(config.initial_temperature))}
         ).to(device)
+        taught = dict.fromkeys(self.critic.parameters())
+        others = chain(self.actor.parameters(), self.temperature.parameters())
         self._adam: dict[str, torch.optim.Optimizer] = {
-            "actor_optimizer": self._make_adam(self.actor, self.temperature),
-            "critic_optimizer": self._make_adam(self.critic),
+            # An encoder that actor and critics share learns by the loss of the critics.
+            "actor_optimizer": self._make_adam(p for p in others if p not in taught),
+            "critic_optimizer": self._make_adam(taught),
         }
         for name in self._adam:
             self.gradient_of(name)
         self.noise = PinkNoise(env.num_envs, env.num_actions, config.noise_memory, device)
         self.add_state("noise_values", self.noise.values, "env")
-        self.replay = self._make_replay(obs)
+        names = sorted({*agent.obs_groups.actor, *agent.obs_groups.critic})
+        self.replay = self._make_replay({name: obs[name] for name in names})
         self.batch_size = max(1, config.batch_size // ranks)
+        self._before, self._following = (self.replay.room(self.batch_size) for _ in range(2))
+        """The observations of the batch, and those after it, at fixed addresses."""
+        shapes = (env.num_actions,), (), (), ()
+        self._rest = [torch.zeros(self.batch_size, *shape, device=device) for shape in shapes]
         self.num_updates = max(
             1, round(self.num_steps * env.num_envs * ranks * config.updates_per_transition)
         )
@@ -89,7 +96,6 @@ class SAC(Learner):
         self._totals = torch.zeros(len(LOSSES), device=device)
         self._learned_at, self._clipped = time.perf_counter(), 0
         self._after: Any = obs
-        self._batch: Any = None
         for name in self.replay.state() if config.save_replay else ():
             get, put = partial(self._saved, name), partial(self.replay.load_state, name)
             self.add_state(f"replay/{name}", per="rank", get=get, set=put)
@@ -105,23 +111,18 @@ class SAC(Learner):
     def policy_of(cls, env: Env[Any], agent: AgentConfig, load: Load) -> Any:
         config: Any = agent.algorithm
         limit = torch.as_tensor(env.action_limit, dtype=torch.float32, device=env.device)
-        groups = {"actor": list(agent.obs_groups.actor)}
-        limit = limit.expand(env.num_actions).clone()
-        actor = SquashedActor(env.get_observations(), groups, limit, config.actor_hidden_dims)
-        return actor.to(env.device)
+        sizes = limit.expand(env.num_actions).clone(), config.actor_hidden_dims
+        return build((SquashedActor, SeeingActor), env, agent, *sizes)
 
-    def _make_replay(self, obs: TensorDict) -> Replay:
-        """Allocate the replay; UserError if it does not fit in memory, or images are observed."""
-        config, env, names = self.config, self.env, [*chain(*self.obs_groups.values())]
-        seen = {name: obs[name] for name in sorted({*names})}
-        if images := [name for name, rows in seen.items() if rows.ndim != 2]:
-            raise UserError(f"sac learns from numbers alone, and `{images[0]}` is an image.")
+    def _make_replay(self, observed: dict[str, torch.Tensor]) -> Replay:
+        """Allocate the replay of these groups; UserError if it does not fit in memory."""
+        config, env = self.config, self.env
         # Whole rollouts, so that the newest one is found in `_recent` by the row of the ring.
         workers = self.collectives.world_size
         rollouts = config.replay_size // (env.num_envs * workers * self.num_steps)
         length = self.num_steps * max(rollouts, 1 + -(-(config.n_step + 1) // self.num_steps))
-        numbers = sum(rows.shape[1] for rows in seen.values()) + env.num_actions + 1
-        each = 4 * numbers * env.num_envs
+        each = sum(rows.nbytes for rows in observed.values())
+        each += (4 * (env.num_actions + 1) + 1) * env.num_envs
         free = free_memory(self.device)
         if each * length > free:
             fits = free // each * env.num_envs * workers
@@ -132,7 +133,7 @@ class SAC(Learner):
         if self.collectives.rank == 0:
             saved = "" if config.save_replay else "; checkpoints are without it"
             print_line(f"each worker's replay takes up to {each * length / 2**20:,.0f} MiB{saved}")
-        return Replay(length, seen, env.num_actions)
+        return Replay(length, observed, env.num_actions)
 
     def _saved(self, name: str) -> torch.Tensor:
         return self.replay.state()[name]
@@ -144,8 +145,7 @@ class SAC(Learner):
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return self._adam
 
-    def _make_adam(self, *networks: nn.Module) -> torch.optim.Adam:
-        parameters = [p for network in networks for p in network.parameters()]
+    def _make_adam(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Adam:
         return torch.optim.Adam(parameters, lr=self.config.learning_rate, fused=True)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
@@ -223,38 +223,30 @@ class SAC(Learner):
     def _learn_moments(self) -> None:
         """Add the newest steps of all ranks to the moments of observations and returns."""
         parts = self.replay.newest(self.num_steps)
-        for network, name in ((self.actor, "actor"), (self.critic, "critic")):
+        for network in filter(lambda one: one.obs_groups, (self.actor, self.critic)):
             groups = [torch.cat([self.replay.observations[group][part] for part in parts])
-                      for group in self.obs_groups[name]]  # fmt: skip
+                      for group in network.obs_groups]  # fmt: skip
             rows = torch.cat(groups, dim=-1).flatten(0, 1)
             add_samples(network.obs_normalizer, rows, self.collectives)
+        moments = [network.obs_normalizer.state_dict() for network in (self.target, self.critic)]
+        torch.ops.aten._foreach_copy_(*([*one.values()] for one in moments))
         self.rewards.learn(self.collectives)
 
     def _take(self, samples: Samples, first: int) -> None:
         """Let the next updates be of `batch_size` samples from the `first` one on."""
-        part = slice(first, first + self.batch_size)
-
-        def latents(groups: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-            return [torch.cat([groups[g][part] for g in self.obs_groups[name]], dim=-1)
-                    for name in ("actor", "critic")]  # fmt: skip
-
-        rest = samples.actions, samples.rewards, samples.discounts, samples.weights
-        batch = [
-            *latents(samples.observations),
-            *latents(samples.following),
-            *(x[part] for x in rest),
-        ]
-        if self._batch is None:
-            self._batch = [x.clone() for x in batch]
-        torch.ops.aten._foreach_copy_(self._batch, batch)
+        before, after, *rest = (part[first : first + self.batch_size] for part in samples)
+        self.replay.observed(before, self._before)
+        self.replay.observed(after, self._following)
+        torch.ops.aten._foreach_copy_(self._rest, rest)
 
     def _learn_critics(self) -> None:
         """Write the critics' gradients for the batch."""
-        _, seen, after_actor, after, actions, rewards, discounts, weights = self._batch
+        actions, rewards, discounts, weights = self._rest
         actor, critic, target = self.actor, self.critic, self.target
         with torch.no_grad():
-            following, log_probs = actor.sample(actor.obs_normalizer(after_actor))
-            probabilities = target(critic.obs_normalizer(after), following).softmax(dim=-1)
+            following, log_probs = actor.sample(actor.get_latent(self._following))
+            logits = target.logits(target.get_latent(self._following), following)
+            probabilities = logits.softmax(dim=-1)
             lower = (probabilities @ critic.values).argmin(dim=0)
             chosen = torch.where(lower.view(-1, 1) == 0, probabilities[0], probabilities[1])
             entropy = self.temperature["log"].exp() * log_probs
@@ -263,7 +255,7 @@ class SAC(Learner):
             wanted, beyond = critic.project(chosen, values)
         gradient = self.gradient_of("critic_optimizer")
         gradient.flat.zero_()
-        logits = critic(critic.obs_normalizer(seen), actions)
+        logits = critic.logits(critic.get_latent(self._before), actions)
         losses = -(wanted * logits.log_softmax(dim=-1)).sum(dim=-1)
         loss = (losses.sum(dim=0) * weights).mean()
         loss.backward()
@@ -273,12 +265,16 @@ class SAC(Learner):
 
     def _learn_actor(self) -> None:
         """Write the gradients of actor and temperature for the batch."""
-        seen_actor, seen, *_, weights = self._batch
+        weights, observed = self._rest[-1], self._before
         actor, critic, log = self.actor, self.critic, self.temperature["log"]
         gradient = self.gradient_of("actor_optimizer")
         gradient.flat.zero_()
-        actions, log_probs = actor.sample(actor.obs_normalizer(seen_actor))
-        values = critic.means(critic(critic.obs_normalizer(seen), actions, is_frozen=True))
+        with torch.no_grad():
+            latent = critic.get_latent(observed)
+        with torch.set_grad_enabled(not self.config.share_cnn_encoders):
+            own = actor.get_latent(observed)
+        actions, log_probs = actor.sample(own)
+        values = critic.means(critic.logits(latent, actions, is_frozen=True))
         alpha = log.exp()
         loss = ((alpha.detach() * log_probs - values.min(dim=0).values) * weights).mean()
         entropy = -(log_probs.detach() * weights).mean()
@@ -291,5 +287,6 @@ class SAC(Learner):
         self._adam[name].step()
 
     def _written(self) -> list[torch.Tensor]:
-        """Return what an update of gradients writes."""
-        return [self._totals, *(self.gradient_of(name).flat for name in self._adam)]
+        """Return what an update of gradients writes, layers' own tensors included."""
+        buffers = [buffer for network in self.networks().values() for buffer in network.buffers()]
+        return [self._totals, *buffers, *(self.gradient_of(name).flat for name in self._adam)]

@@ -35,17 +35,15 @@ def make_graph(policy: Any, sizes: Sequence[int], kind: Format, metadata: str) -
     is no graph for the policy's class.
     """
     if not policy.obs_groups:
-        if kind == "torchscript" or type(policy) is not CNNModel:
-            raise UserError(
-                "a policy that observes images alone is exported as a CNNModel to ONNX."
-            )
-        return _onnx(_ImagesAlone(policy), metadata, policy)
+        if kind == "torchscript":
+            raise UserError("a policy that observes images alone is exported to ONNX.")
+        return _onnx(_ImagesAlone(policy, sizes), metadata, policy)
     make = "as_onnx" if kind == "onnx" else "as_jit"
     for owner in type(policy).__mro__:
         if make in vars(owner):
             break
         if {"forward", "get_latent"} & vars(owner).keys():
-            if kind == "onnx" and not policy.is_recurrent and not images_of(policy):
+            if kind == "onnx" and not policy.is_recurrent:
                 return _onnx(_Whole(policy, sizes), metadata, policy)
             name = f"{owner.__module__.rpartition('.')[2]}:{owner.__name__}"
             raise UserError(f"{name} overrides how actions are computed: give it {make}() too.")
@@ -65,34 +63,28 @@ def images_of(policy: Any) -> dict[str, tuple[int, ...]]:
 class _Whole(torch.nn.Module):
     """A policy as a graph, of a class with a forward pass that rsl_rl's graph does not have."""
 
-    input_names, output_names = [OBSERVATIONS], [ACTIONS]
+    output_names = (ACTIONS,)
 
     def __init__(self, policy: Any, sizes: Sequence[int]) -> None:
         super().__init__()
-        self.policy, self.sizes = policy, list(sizes)
+        self.policy, self.sizes, self.images = policy, list(sizes), images_of(policy)
+        self.input_names = [*[OBSERVATIONS] * bool(sizes), *self.images]
 
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+    def forward(self, observations: torch.Tensor, /, *images: torch.Tensor) -> torch.Tensor:
         groups = observations.split(self.sizes, dim=1)
-        return self.policy(dict(zip(self.policy.obs_groups, groups, strict=True)))
-
-    def get_dummy_inputs(self) -> tuple[torch.Tensor]:
-        return (torch.zeros(1, sum(self.sizes)),)
-
-
-class _ImagesAlone(torch.nn.Module):
-    """A policy as a graph whose inputs are images."""
-
-    output_names = (ACTIONS,)
-
-    def __init__(self, policy: Any) -> None:
-        super().__init__()
-        self.policy, self.input_names = policy, list(policy.obs_groups_2d)
-
-    def forward(self, *images: torch.Tensor) -> torch.Tensor:
-        return self.policy(dict(zip(self.policy.obs_groups_2d, images, strict=True)))
+        numbers = dict(zip(self.policy.obs_groups, groups, strict=True))
+        return self.policy(numbers | dict(zip(self.images, images, strict=True)))
 
     def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
-        return tuple(torch.zeros(1, *shape) for shape in images_of(self.policy).values())
+        sizes = *([(sum(self.sizes),)] if self.sizes else []), *self.images.values()
+        return tuple(torch.zeros(1, *size) for size in sizes)
+
+
+class _ImagesAlone(_Whole):
+    """A policy whose inputs are images."""
+
+    def forward(self, *images: torch.Tensor) -> torch.Tensor:
+        return self.policy(dict(zip(self.images, images, strict=True)))
 
 
 def _onnx(graph: Any, metadata: str, policy: Any) -> bytes:

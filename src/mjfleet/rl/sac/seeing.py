@@ -1,0 +1,57 @@
+"""SAC's networks for an environment, with convolutions where it has images. Runs in a worker."""
+
+import contextlib
+import io
+from typing import Any
+
+from rsl_rl.models import CNNModel, MLPModel
+
+from mjfleet.config import AgentConfig, to_dict
+from mjfleet.env import Env
+from mjfleet.errors import UserError
+from mjfleet.rl.networks import convolutions, encoders_of, prepare_encoders
+from mjfleet.rl.sac.networks import Critics, SquashedActor
+
+
+class SeeingActor(SquashedActor, CNNModel):
+    """A policy that also observes images, by convolutions."""
+
+
+class SeeingCritics(Critics, CNNModel):
+    """Critics that also observe images, by convolutions."""
+
+
+def build(
+    kinds: tuple[type[MLPModel], type[CNNModel]], env: Env[Any], agent: AgentConfig, *sizes: Any,
+    actor: MLPModel | None = None,
+) -> Any:  # fmt: skip
+    """Return an actor, or the critics of `actor`, on the device of the environment.
+
+    Args:
+        kinds: the class without images, and that with images.
+        env: the environment.
+        agent: the configuration.
+        sizes: what these classes take besides observations.
+        actor: whose critics they are.
+
+    Raises:
+        UserError: images and convolutions do not fit each other.
+    """
+    algorithm: Any = agent.algorithm
+    name, obs = "critic" if actor else "actor", env.get_observations()
+    groups, cnn = list(getattr(agent.obs_groups, name)), getattr(agent, name).cnn_cfg
+    images = [group for group in groups if obs[group].ndim > 2]
+    kind, is_shared = kinds[bool(images)], actor and algorithm.share_cnn_encoders
+    try:
+        if images and not (cnn or is_shared):
+            where = f"agent.{name}.cnn_cfg in the task's configuration or in a file"
+            raise ValueError(f"`{images[0]}` is an image, which needs {where}")
+        more = {"cnn_cfg": convolutions(to_dict(cnn))} if images else {}
+        more = encoders_of(actor, kind) if is_shared else more
+        with contextlib.redirect_stdout(io.StringIO()):  # It says which encoders are shared.
+            network = kind(obs, {name: groups}, *sizes, **more).to(env.device)
+        if not is_shared:
+            prepare_encoders(network, obs)
+    except ValueError as error:
+        raise UserError(f"the networks cannot be built: {error}") from error
+    return network
