@@ -24,6 +24,7 @@ from mjfleet.config import TrainConfig
 from mjfleet.config.validation import OptionalFolder
 from mjfleet.errors import UserError
 from mjfleet.utils.console import print_error
+from mjfleet.utils.input_files import find_files
 
 PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang", "torch", "rsl-rl-lib")
 DRIVER = str(Path(__file__).with_name("peer_driver.py"))
@@ -33,6 +34,11 @@ MJLAB_TASKS = {
     "cartpole-swingup": ("Mjlab-Cartpole-Swingup", 0.01, "euler"),
     "go1-velocity-flat": ("Mjlab-Velocity-Flat-Unitree-Go1", 0.005, "implicitfast"),
     "go1-velocity-rough": ("Mjlab-Velocity-Rough-Unitree-Go1", 0.005, "implicitfast"),
+    "g1-tracking": (
+        "Mjlab-Tracking-Flat-Unitree-G1-No-State-Estimation",
+        0.01,
+        "implicitfast",
+    ),
 }
 """mjlab's counterparts: its name, our time step (s) and integrator."""
 FIGURES = {
@@ -126,8 +132,12 @@ def find_peer(name: str, setup: Setup, folder: str | None) -> Peer:
     code = f"from importlib.metadata import version as v\nfor n in {PACKAGES}: print(n, v(n))"
     lines = [line.split(" ") for _, line in run_timed([python, "-c", code], setup.scratch).lines]
     versions = {n if n == name else f"{name}'s {n}": version for n, version in lines}
-    known = {"name": task, "timestep": timestep, "integrator": integrator}
-    return Peer(name, [python], known, versions)
+    request: dict[str, Any] = {"name": task, "timestep": timestep, "integrator": integrator}
+    if clips := getattr(setup.base.env, "clips", ()):
+        request["clip"] = str(
+            find_files(clips, [setup.found.folder], (".npz",), "--env.clips")[0].path
+        )
+    return Peer(name, [python], request, versions)
 
 
 def train_ours(setup: Setup, config: TrainConfig, flags: Sequence[str] = ()) -> dict[str, Any]:

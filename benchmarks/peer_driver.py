@@ -95,11 +95,43 @@ def train_mjlab(worker: dict[str, Any], peer_task: dict[str, Any], write: Write)
 
     config, ours = worker["config"], f"{name}-mjfleet"
     _set_env(env, config["env"], peer_task)
+    if clip := peer_task.get("clip"):
+        motion = Path(worker["run_dir"], "motion.npz")
+        write_motion(env.scene.entities["robot"].spec_fn().compile(), Path(clip), motion)
+        env.commands["motion"].motion_file = str(motion)
     write({"lacks": _set_agent(agent, config["agent"])})
     settings = {"play_env_cfg": env, "rl_cfg": agent, "runner_cls": FollowedRunner}
     registry.register_mjlab_task(ours, env, **settings)
     sys.argv = ["train", ours, "--log-root", worker["run_dir"], *device]
     train.main()
+
+
+def write_motion(model: Any, clip: Path, output: Path) -> None:
+    """Write a clip of ours as mjlab reads it: joints and bodies of its own `model`."""
+    import mujoco
+    import numpy as np
+
+    with np.load(clip) as arrays:
+        rate, names = float(arrays["rate"]), arrays["joints"].tolist()
+        qpos = arrays["qpos"].astype(float)
+    order = [7 + names.index(model.joint(i).name) for i in range(1, model.njnt)]
+    qpos, data = np.concatenate((qpos[:, :7], qpos[:, order]), axis=1), mujoco.MjData(model)
+    places, turns, speeds = (np.zeros((len(qpos), model.nbody - 1, n)) for n in (3, 4, 6))
+    qvel = np.zeros((len(qpos), model.nv))
+    for i, row in enumerate(qpos):
+        before, after = max(i - 1, 0), min(i + 1, len(qpos) - 1)
+        seconds = (after - before) / rate
+        mujoco.mj_differentiatePos(model, qvel[i], seconds, qpos[before], qpos[after])
+        data.qpos[:], data.qvel[:] = row, qvel[i]
+        mujoco.mj_forward(model, data)
+        places[i], turns[i] = data.xpos[1:], data.xquat[1:]
+        for body, speed in enumerate(speeds[i], start=1):
+            kind = mujoco.mjtObj.mjOBJ_XBODY
+            mujoco.mj_objectVelocity(model, data, kind, body, speed, 0)
+    np.savez(
+        output, fps=[rate], joint_pos=qpos[:, 7:], joint_vel=qvel[:, 6:], body_pos_w=places,
+        body_quat_w=turns, body_lin_vel_w=speeds[:, :, 3:], body_ang_vel_w=speeds[:, :, :3],
+    )  # fmt: skip
 
 
 def like_dm_control(theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,7 +191,7 @@ def main(request: dict[str, Any]) -> None:
     """Train; print a line of JSON with the settings that mjlab lacks, and one for each iteration.
 
     The request holds `worker` (the WorkerArgs of our own training) and `peer_task` (for mjlab its
-    `name` of the task, and our `timestep` in s and `integrator`).
+    `name` of the task, our `timestep` in s and `integrator`, and the `clip` that robots follow).
     """
     write = take_output()
     if request["peer_task"]:

@@ -57,14 +57,15 @@ def follow(data: mujoco.MjData, known: dict[str, Any]) -> dict[str, Any]:
     frame, anchor, back = known["frame"], data.body(known["anchor"]), np.zeros(4)
     mujoco.mju_negQuat(back, anchor.xquat)
     ahead, turn, matrix, speed = np.zeros(3), np.zeros(4), np.zeros(9), np.zeros(3)
-    mujoco.mju_rotVecQuat(ahead, frame["anchor_position"].astype(float) - anchor.xpos, back)
-    mujoco.mju_mulQuat(turn, back, frame["anchor_rotation"].astype(float))
+    wanted = known["bodies"].index(known["anchor"])
+    mujoco.mju_rotVecQuat(ahead, frame["body_pos_w"][wanted].astype(float) - anchor.xpos, back)
+    mujoco.mju_mulQuat(turn, back, frame["body_quat_w"][wanted].astype(float))
     mujoco.mju_quat2Mat(matrix, turn)
     joints = [data.model.joint(name) for name in known["joint_names"]]
     places, dofs = ([int(getattr(j, k)[0]) for j in joints] for k in ("qposadr", "dofadr"))
     measured = {
-        "reference_positions": frame["qpos"][places],
-        "reference_velocities": frame["qvel"][dofs],
+        "reference_positions": frame["joint_pos"],
+        "reference_velocities": frame["joint_vel"],
         "anchor_position": ahead,
         "anchor_rotation": matrix.reshape(3, 3)[:, :2].ravel(),
         "joint_positions": data.qpos[places] - np.array(known["default_pose"]),
@@ -94,8 +95,9 @@ def judge(
     """
     if "clips" in known:
         places = [int(data.model.joint(name).qposadr[0]) for name in known["joint_names"]]
-        off = data.body(known["anchor"]).xpos - known["frame"]["anchor_position"]
-        joints = np.abs(data.qpos[places] - known["frame"]["qpos"][places]).mean()
+        frame, anchor = known["frame"], known["bodies"].index(known["anchor"])
+        off = data.body(known["anchor"]).xpos - frame["body_pos_w"][anchor]
+        joints = np.abs(data.qpos[places] - frame["joint_pos"]).mean()
         return {"joint_error": float(joints), "anchor_error": float(np.linalg.norm(off))}
     if known["task"].startswith("cartpole-"):
         return {"upright": math.cos(data.qpos[1])}
@@ -126,6 +128,8 @@ class Robot:
             raise SystemExit(f"error: {error}\nMuJoCo {versions}") from None
         self.data = mujoco.MjData(self.model)
         self.clip = self.choose(clip, policy.with_suffix(".npz")) if "clips" in self.known else {}
+        if self.session.get_inputs()[0].name != "observations":
+            raise SystemExit(f"error: {policy} has mjlab's form: export it without --format mjlab")
         taken, made = self.session.get_inputs()[0].shape[1], self.known["observation_size"]
         if taken != made:
             raise SystemExit(f"error: {policy} takes {taken} numbers, and policy.json has {made}")
@@ -153,7 +157,7 @@ class Robot:
         if name not in names:
             raise SystemExit(f"error: --clip {name}: the clips are {', '.join(names)}")
         with np.load(file) as arrays:
-            kinds = ("qpos", "qvel", "anchor_position", "anchor_rotation")
+            kinds = ("qpos", "qvel", "joint_pos", "joint_vel", "body_pos_w", "body_quat_w")
             return {kind: arrays[f"{name}/{kind}"] for kind in kinds}
 
     def set_command(self, name: str, value: float) -> None:

@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
 from mjfleet.config import TrainConfig
 from mjfleet.env import EnvShard
+from mjfleet.errors import UserError
 from mjfleet.rl.build_algorithm import policy_of
 from mjfleet.tools.export.command import _write_graph
+from mjfleet.tools.export.mjlab_form import FRAME
 from mjfleet.tracking.config import AGENT, EndsConfig
 
 from ..conftest import REPOSITORY
@@ -61,3 +64,46 @@ def test_a_policy_observes_and_does_the_same_in_plain_mujoco(
     other.write_text(json.dumps(known | {"observation_size": known["observation_size"] + 6}))
     with pytest.raises(SystemExit, match=r"policy\.onnx takes \d+ numbers, and policy\.json has"):
         module.Robot(output)
+
+
+def test_mjlabs_form_returns_what_play_does_and_the_clips_frame(tmp_path: Path) -> None:
+    env = build(tmp_path, seconds=(2.0,), shard=EnvShard(0, 2, 2), num_envs=2)
+    torch.manual_seed(1)
+    actor = policy_of(env, replace(TrainConfig().agent, actor=AGENT.actor), lambda *_: None).eval()
+    output = tmp_path / "policy.onnx"
+    assert _write_graph("small-tracking", (env, actor, 3), "mjlab", output) == 0
+    session = onnxruntime.InferenceSession(output)
+    assert {p.name: p.shape for p in session.get_inputs()} == {"obs": [1, 24], "time_step": [1, 1]}
+    names = [part.name for part in session.get_outputs()]
+    assert names == ["actions", *FRAME]
+    for step in (0, 1, 57, 100, 130):  # Beyond the last frame, that one.
+        with torch.inference_mode():
+            seen = env.get_observations()
+            action = actor(seen)
+            env.step(action)
+        given = {"obs": seen["actor"][:1].numpy(), "time_step": np.full((1, 1), step, np.float32)}
+        found: dict[str, Any] = dict(zip(names, session.run(None, given), strict=True))
+        np.testing.assert_allclose(found["actions"], action[:1], atol=1e-5)
+        frame = env.motion.frames_of(0)
+        rows = (
+            frame.qpos[:, env.motors.places], frame.qvel[:, env.motors.dofs], *frame.bodies
+        )  # fmt: skip
+        for name, values in zip(FRAME, rows, strict=True):
+            np.testing.assert_array_equal(found[name], values[[min(step, 100)]])
+    known = session.get_modelmeta().custom_metadata_map
+    assert known["body_names"] == "right_upper,trunk,left_lower"
+    assert (known["anchor_body_name"], known["command_names"]) == ("trunk", "motion")
+    assert known["joint_names"] == "left_hip,left_knee,right_hip"
+    assert known["observation_names"].startswith("command,motion_anchor_ori_b,base_ang_vel,joint_")
+    assert [float(x) for x in known["joint_stiffness"].split(",")] == [20.0] * 3
+    assert [float(x) for x in known["default_joint_pos"].split(",")] == env.home.tolist()
+    with pytest.raises(SystemExit, match="has mjlab's form: export it without --format mjlab"):
+        run_policy().Robot(output)
+
+
+def test_mjlabs_form_is_that_of_one_clip(tmp_path: Path) -> None:
+    env = build(tmp_path, seconds=(1.0, 2.0), num_envs=2)
+    actor = policy_of(env, replace(TrainConfig().agent, actor=AGENT.actor), lambda *_: None)
+    with pytest.raises(UserError, match="choose one of clip_1, clip_2 by --clip"):
+        _write_graph("small-tracking", (env, actor, 3), "mjlab", tmp_path / "policy.onnx")
+    assert not (tmp_path / "policy.onnx").exists()

@@ -311,6 +311,7 @@ class TrackingEnv(Env[TrackingConfig]):
         clips = [{"name": name, "frames": round(s / self.step_dt) + 1} for name, s in pairs]
         facts = {
             "anchor": self.cfg.anchor,
+            "bodies": list(self.cfg.bodies),
             "default_pose": self.home.tolist(),
             "action_scale": scale,
             "targets": targets,
@@ -318,17 +319,23 @@ class TrackingEnv(Env[TrackingConfig]):
         return {"observations": {"actor": parts}, **facts, "clips": clips, "commands": []}
 
     def deployment_arrays(self) -> dict[str, torch.Tensor]:
-        """Return the frames of each clip at the rate of control: `<clip>/qpos` and `qvel`, and the
-        anchor's place (m) and rotation (w, x, y, z)."""
-        found = dict[str, torch.Tensor]()
+        """Return the frames of each clip at the rate of control: `<clip>/qpos` and `qvel`, and by
+        mjlab's names those of the motors' joints and of `cfg.bodies`."""
+        found, motors = dict[str, torch.Tensor](), self.motors
         for i, name in enumerate(self.motion.names):
             frames = self.motion.frames_of(i)
-            found |= {
-                f"{name}/qpos": frames.qpos,
-                f"{name}/qvel": frames.qvel,
-                f"{name}/anchor_position": frames.bodies.positions[:, self.anchor],
-                f"{name}/anchor_rotation": frames.bodies.rotations[:, self.anchor],
+            bodies = frames.bodies
+            arrays = {
+                "qpos": frames.qpos,
+                "qvel": frames.qvel,
+                "joint_pos": frames.qpos[:, motors.places],
+                "joint_vel": frames.qvel[:, motors.dofs],
+                "body_pos_w": bodies.positions,
+                "body_quat_w": bodies.rotations,
+                "body_lin_vel_w": bodies.velocities,
+                "body_ang_vel_w": bodies.spins,
             }
+            found |= {f"{name}/{kind}": values for kind, values in arrays.items()}
         return found
 
 

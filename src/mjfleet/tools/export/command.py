@@ -19,6 +19,7 @@ from mjfleet.config.validation import Checked, Folder, OptionalFolder
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import about
 from mjfleet.runs.pretrained import PLAYED, recorded_in
+from mjfleet.runs.run_files import only
 from mjfleet.tools.output_file import check_output
 from mjfleet.tools.trained_policy import find_policy, load_policy
 from mjfleet.utils.atomic_write import write_atomically
@@ -37,6 +38,7 @@ VERSION_ENTRY = "mjfleet_version"  # Marks what `mjfleet export` has written.
 PRETRAINED = "pretrained"
 FORMATS = {
     "onnx": (".onnx", ("onnx", "onnxruntime", "onnxscript")),
+    "mjlab": (".onnx", ("onnx", "onnxruntime", "onnxscript")),
     "torchscript": (".pt", ()),
     PRETRAINED: (".pt", ()),
 }
@@ -51,9 +53,12 @@ class ExportArguments(Checked):
     """Run directory (its newest checkpoint), checkpoint, part of a run's name, `latest`, or a run
     on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`; or the file of a pretrained
     policy."""
-    format: Literal["onnx", "torchscript", "pretrained"] = "onnx"
-    """Format of the file. `pretrained`: a checkpoint of the policy alone for `play --pretrained`,
-    which a task's folder holds as pretrained/<task>.pt."""
+    format: Literal["onnx", "mjlab", "torchscript", "pretrained"] = "onnx"
+    """Format of the file. `mjlab`: ONNX that also returns the frames of a clip, as mjlab's does.
+    `pretrained`: a checkpoint of the policy alone for `play --pretrained`, which a task's folder
+    holds as pretrained/<task>.pt."""
+    clip: str | None = None
+    """The one clip that is exported with a policy that follows several; `None`: all."""
     output: str | None = None
     """File to write, and others beside it; `None`: exported/policy.onnx (.pt) in the run, or for a
     pretrained policy below the current folder."""
@@ -80,6 +85,7 @@ def export(arguments: Sequence[str]) -> int:
     name = found.name if parsed.format == PRETRAINED else "policy"
     output = output or (trained.run_dir or Path()) / "exported" / f"{name}{suffix}"
     _refuse_to_replace(output, parsed.format, found.name)
+    config = only(config, parsed.clip) if parsed.clip else config
     print_line(f"exporting {trained.policy}")
     import_prepared("cpu", "rl.build_algorithm")
     few = config.with_num_envs(min(config.env.num_envs, EXPORT_MAX_ENVS))
@@ -91,9 +97,10 @@ def export(arguments: Sequence[str]) -> int:
 
 
 def _write_graph(
-    task: str, loaded: Loaded, kind: Literal["onnx", "torchscript"], output: Path
+    task: str, loaded: Loaded, kind: Literal["onnx", "mjlab", "torchscript"], output: Path
 ) -> int:
     """Write the policy as a graph with its metadata; return 1 if it could not be reproduced."""
+    from mjfleet.tools.export.mjlab_form import frames_of_clip
     from mjfleet.tools.export.policy_graph import (
         COMPARED_OBSERVATIONS,
         compare,
@@ -114,7 +121,9 @@ def _write_graph(
     # Each list of numbers or names is put on one line.
     metadata = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
     sizes = [group["size"] for group in entries["observations"]]
-    graph = make_graph(policy, sizes, kind, metadata)
+    arrays = env.deployment_arrays()
+    frames = frames_of_clip(entries, arrays) if kind == "mjlab" else None
+    graph = make_graph(policy, sizes, kind, metadata, frames)
     difference, tolerance = compare(policy, sizes, kind, graph)
     result = f"actions differ by at most {difference:.2g} from the checkpoint's"
     print_line(f"{COMPARED_OBSERVATIONS:,} random observations: {result}")
@@ -124,7 +133,7 @@ def _write_graph(
         return 1
     model = pack_model(env.sim.model)
     contents = {".json": metadata.encode(), ".mjb": model, output.suffix: graph}
-    if arrays := env.deployment_arrays():
+    if arrays:
         contents[".npz"] = _packed(arrays)
     _write(output, contents)
     *others, last = (output.stem + suffix for suffix in contents if suffix != output.suffix)

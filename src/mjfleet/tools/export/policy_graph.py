@@ -1,6 +1,7 @@
 """A policy as one ONNX or TorchScript graph, compared with the policy. Imports torch."""
 
 import io
+import json
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,9 @@ from rsl_rl.models import CNNModel
 
 from mjfleet.errors import UserError
 from mjfleet.rl.networks import image_dtypes
+from mjfleet.tools.export.mjlab_form import OBSERVATION, TIME_STEP, FollowingGraph, properties
 
-Format = Literal["onnx", "torchscript"]
+Format = Literal["onnx", "torchscript", "mjlab"]
 
 METADATA = "policy.json"  # In the file: a property of ONNX, an extra file of TorchScript.
 OBSERVATIONS, ACTIONS = "observations", "actions"
@@ -23,7 +25,13 @@ TOLERANCE = 1e-5
 """Difference that float32 rounding explains, relative to the largest action if that is above 1."""
 
 
-def make_graph(policy: Any, sizes: Sequence[int], kind: Format, metadata: str) -> bytes:
+def make_graph(
+    policy: Any,
+    sizes: Sequence[int],
+    kind: Format,
+    metadata: str,
+    frames: Mapping[str, torch.Tensor] | None = None,
+) -> bytes:
     """Return the contents of a file with the normaliser, the network and the mean action.
 
     The graph is rsl_rl's own for deployment. It takes observations `(batch, size)`, float32, of any
@@ -31,25 +39,38 @@ def make_graph(policy: Any, sizes: Sequence[int], kind: Format, metadata: str) -
     output in ONNX, `(layers, batch, size)`; in TorchScript the graph holds it, for a batch of one,
     and `reset()` clears it. Images are further inputs, in TorchScript one list. `policy` is the
     actor, one of rsl_rl's models, on the CPU; `sizes` are those of its observation groups;
-    `metadata` is put into the file. A policy of images alone has no other input. UserError if there
-    is no graph for the policy's class.
+    `metadata` is put into the file. A policy of images alone has no other input. For mjlab's form,
+    `frames` are those of the clip: mjlab_form.py. UserError if there is no graph for the policy.
     """
+    graph = _deployed(policy, sizes, "as_jit" if kind == "torchscript" else "as_onnx")
+    if kind == "torchscript":
+        return _torchscript(graph, metadata)
+    if frames is None:
+        return _onnx(graph, {METADATA: metadata}, policy)
+    if policy.is_recurrent or images_of(policy):
+        raise UserError("--format mjlab is that of a policy without a memory and without images.")
+    return _onnx(
+        FollowingGraph(graph, frames),
+        {METADATA: metadata, **properties(json.loads(metadata))},
+        policy,
+    )
+
+
+def _deployed(policy: Any, sizes: Sequence[int], make: Literal["as_onnx", "as_jit"]) -> Any:
+    """Return the module that is exported."""
     if not policy.obs_groups:
-        if kind == "torchscript":
+        if make == "as_jit":
             raise UserError("a policy that observes images alone is exported to ONNX.")
-        return _onnx(_ImagesAlone(policy, sizes), metadata, policy)
-    make = "as_onnx" if kind == "onnx" else "as_jit"
+        return _ImagesAlone(policy, sizes)
     for owner in type(policy).__mro__:
         if make in vars(owner):
             break
         if {"forward", "get_latent"} & vars(owner).keys():
-            if kind == "onnx" and not policy.is_recurrent:
-                return _onnx(_Whole(policy, sizes), metadata, policy)
+            if make == "as_onnx" and not policy.is_recurrent:
+                return _Whole(policy, sizes)
             name = f"{owner.__module__.rpartition('.')[2]}:{owner.__name__}"
             raise UserError(f"{name} overrides how actions are computed: give it {make}() too.")
-    if kind == "onnx":
-        return _onnx(policy.as_onnx(verbose=False), metadata, policy)
-    return _torchscript(policy, metadata)
+    return policy.as_onnx(verbose=False) if make == "as_onnx" else policy.as_jit()
 
 
 def images_of(policy: Any) -> dict[str, tuple[int, ...]]:
@@ -87,16 +108,19 @@ class _ImagesAlone(_Whole):
         return self.policy(dict(zip(self.images, images, strict=True)))
 
 
-def _onnx(graph: Any, metadata: str, policy: Any) -> bytes:
+def _onnx(graph: Any, properties: Mapping[str, str], policy: Any) -> bytes:
     import onnx
 
     # The exporter takes a size of 1 for a constant, so that the example is a batch of two.
     examples, types = graph.eval().get_dummy_inputs(), image_dtypes(policy).values()
-    rows = [part.repeat(2, 1) for part in examples if part.ndim == 2]
+    count = 1 if isinstance(graph, FollowingGraph) else 2
+    rows = [part.repeat(count, 1) for part in examples if part.ndim == 2]
     memory = [part.repeat(1, 2, 1) for part in examples if part.ndim == 3]
     images = [part.repeat(2, 1, 1, 1) for part in examples if part.ndim == 4]
     images = [part.to(dtype) for part, dtype in zip(images, types, strict=True)]
-    inputs, names = (*rows, *memory, *images), graph.input_names[len(rows) :]
+    inputs, names = (*rows, *memory, *images), graph.input_names
+    if count > 1:
+        names = [*[OBSERVATIONS] * len(rows), *names[len(rows) :]]
     batch = torch.export.Dim("batch")
     dynamic: tuple[Any, ...] = (*({0: batch} for _ in rows), *({1: batch} for _ in memory))
     if images:  # All in one argument.
@@ -108,9 +132,9 @@ def _onnx(graph: Any, metadata: str, policy: Any) -> bytes:
         program = torch.onnx.export(
             graph,
             inputs,
-            input_names=[*[OBSERVATIONS] * len(rows), *names],
+            input_names=names,
             output_names=[ACTIONS, *graph.output_names[1:]],
-            dynamic_shapes=dynamic,
+            dynamic_shapes=dynamic if count > 1 else None,
             opset_version=18,
             verbose=False,
         )
@@ -118,15 +142,15 @@ def _onnx(graph: Any, metadata: str, policy: Any) -> bytes:
     model = program.model_proto
     for part in (*model.graph.node, *model.graph.value_info, *model.graph.input):
         del part.metadata_props[:]  # Source lines with paths of this machine.
-    onnx.helper.set_model_props(model, {METADATA: metadata})
+    onnx.helper.set_model_props(model, dict(properties))
     return model.SerializeToString()
 
 
-def _torchscript(policy: Any, metadata: str) -> bytes:
+def _torchscript(module: Any, metadata: str) -> bytes:
     file = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # TorchScript is deprecated.
-        graph = torch.jit.script(policy.as_jit().eval())
+        graph = torch.jit.script(module.eval())
         torch.jit.save(graph, file, _extra_files={METADATA: metadata})
     return file.getvalue()
 
@@ -151,11 +175,13 @@ def compare(policy: Any, sizes: Sequence[int], kind: Format, graph: bytes) -> tu
     }
     if policy.obs_normalization:
         rows = policy.obs_normalizer.mean + policy.obs_normalizer.std * rows
-    steps = rows.unsqueeze(1 if policy.is_recurrent else 0)
+    is_single = policy.is_recurrent or kind == "mjlab"
+    steps = rows.unsqueeze(1 if is_single else 0)
     policy.reset()
     groups = (zip(policy.obs_groups, step.split([*sizes], dim=1), strict=True) for step in steps)
     expected = torch.cat([policy(dict(observation) | images) for observation in groups])
-    actions = (_play_onnx if kind == "onnx" else _play_torchscript)(graph, steps, images)
+    play = _play_torchscript if kind == "torchscript" else _play_onnx
+    actions = play(graph, steps, images)
     tolerated = TOLERANCE * max(1.0, expected.abs().max().item())
     return (actions - expected).abs().max().item(), tolerated
 
@@ -171,15 +197,17 @@ def _play_onnx(graph: bytes, steps: torch.Tensor, images: Images) -> torch.Tenso
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     seen = {name: image.numpy() for name, image in images.items()}
     named = {part.name for part in session.get_inputs()}
-    inputs = [part for part in session.get_inputs() if part.name not in {OBSERVATIONS, *seen}]
+    rows = {OBSERVATIONS, OBSERVATION} & named
+    first = dict.fromkeys({TIME_STEP} & named, np.zeros((1, 1), np.float32))
+    inputs = [p for p in session.get_inputs() if p.name not in {*rows, *first, *seen}]
     shapes = {part.name: (part.shape[0], steps.shape[1], part.shape[2]) for part in inputs}
     memory: dict[str, Any] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     actions = []
     for step in steps:
-        rows = {OBSERVATIONS: step.numpy()} if OBSERVATIONS in named else {}
-        newest, *after = session.run(None, rows | memory | seen)
+        given = dict.fromkeys(rows, step.numpy()) | first
+        newest, *after = session.run(None, given | memory | seen)
         actions.append(torch.as_tensor(newest))
-        memory = dict(zip(memory, after, strict=True))
+        memory = dict(zip(memory, after, strict=False))  # mjlab's form returns a frame, too.
     return torch.cat(actions)
 
 
