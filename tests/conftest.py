@@ -46,7 +46,7 @@ MODULES = {
 """The module behind each command."""
 LATE = (
     "TMPDIR", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE", "RANK", "COLUMNS", "DISPLAY",
-    "WAYLAND_DISPLAY", "XDG_CACHE_HOME",
+    "WAYLAND_DISPLAY", "XDG_CACHE_HOME", "SLURM_RESTART_COUNT",
 )  # fmt: skip
 """Environment variables that act after imports."""
 PATIENCE = 600.0
@@ -189,17 +189,20 @@ def refusal(
 
 @pytest.fixture
 def run(tmp_path: Path, request: pytest.FixtureRequest) -> Run:
-    """Run a command, one of MODULES, in an empty folder, without this process's settings."""
+    """Run a command, one of MODULES, in an empty folder, without this process's settings.
+
+    `prelude` is code that comes before all imports, `late` code that comes after them.
+    """
 
     def run_module(
-        module: str, *arguments: str, prelude: str = "", **environ: str
+        module: str, *arguments: str, prelude: str = "", late: str = "", **environ: str
     ) -> subprocess.CompletedProcess[str]:
         dropped = ("CUDA_VISIBLE_DEVICES", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE")
         inherited = {k: v for k, v in os.environ.items() if k not in dropped}
         is_late = all(name in LATE for name in environ)
         if prelude == POISON or (not prelude and is_late):
             warm = request.getfixturevalue("light" if prelude else "warm")
-            return run_warm(warm, module, arguments, inherited | environ, tmp_path)
+            return run_warm(warm, module, arguments, inherited | environ, tmp_path, late)
         script = f"{prelude}\nimport sys\nfrom {MODULES[module]} import main\nmain()"
         return subprocess.run(
             [sys.executable, "-c", script, *arguments],
@@ -231,12 +234,13 @@ def run_warm(
     arguments: Sequence[str],
     environ: Mapping[str, str],
     cwd: Path,
+    late: str = "",
 ) -> "subprocess.CompletedProcess[str]":
     """The same, of a process that has its imports behind it."""
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         pid = ask(warm, module=MODULES[module], arguments=arguments, cwd=str(cwd),
-                  environ=environ, out=str(out), err=str(err))  # fmt: skip
+                  environ=environ, late=late, out=str(out), err=str(err))  # fmt: skip
         code = ask(warm, wait=pid, blocks=True)
         return subprocess.CompletedProcess(list(arguments), code, out.read_text(), err.read_text())
 
@@ -252,19 +256,22 @@ def ask(warm: "subprocess.Popen[str]", **request: Any) -> Any:
 class WarmCommand:
     """A command that runs: like `subprocess.Popen`, with its imports behind it.
 
-    Its standard output and errors are pipes, or both are `terminal`, which it also reads.
+    Its standard output and errors are pipes, or both are `terminal`, which it also reads. If it is
+    a script's background job, it is told to ignore SIGINT.
     """
 
     def __init__(
         self, warm: "subprocess.Popen[str]", cwd: Path, module: str, *arguments: str,
         terminal: str | None = None, environ: Mapping[str, str] | None = None,
+        is_job: bool = False,
     ) -> None:  # fmt: skip
         self._warm, self.args, self.returncode = warm, arguments, None
         pipes = [os.pipe(), os.pipe()]
         out, err = (terminal or f"/proc/{os.getpid()}/fd/{write}" for _, write in pipes)
         self.pid = ask(
             warm, module=MODULES[module], arguments=arguments, cwd=str(cwd), out=out, err=err,
-            environ=dict(environ or os.environ), session=bool(terminal),
+            environ=dict(environ or os.environ), session=is_job or bool(terminal),
+            ignored=[signal.SIGINT] * is_job,
             **{"in": terminal or os.devnull},
         )  # fmt: skip
         for _, write in pipes:

@@ -12,7 +12,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.run_json import read_record
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, TESTS, Run, Start, copy_task
+from ..conftest import PATIENCE, TESTS, Output, Run, Start, copy_task
 
 TRAINED = str(TESTS / "data/cartpole-balance-9159368")  # 3 iterations of 256 steps.
 SMALL = ("--env.num-envs", "8", "--agent.num-steps-per-env", "32", "--gpu-ids", "None")
@@ -54,11 +54,10 @@ def test_a_length_in_iterations_replaces_a_files_length_in_steps(
 
 
 def test_runs_that_start_in_one_second_share_no_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here every second of the next minute is taken by another run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCHRUNX_LOG_DIR", "logs")
     now = datetime.now()
     taken = [
         Path("logs", (now + timedelta(seconds=second)).isoformat(timespec="seconds"))
@@ -69,7 +68,8 @@ def test_runs_that_start_in_one_second_share_no_log(
     one = ("--gpu-ids", "None", "--max-restarts", "1", "--run-dir", "run")
     for iterations in (1, 2):
         length = ("--agent.max-iterations", str(iterations))
-        assert train(["cartpole-balance", *SMALL[:4], *one, *length]) == 0
+        command = ("train", "cartpole-balance", *SMALL[:4], *one, *length)
+        output(*command, TORCHRUNX_LOG_DIR="logs")
         made = sorted(set(Path("logs").iterdir()) - {*taken})
         assert len(made) == iterations
         assert "building" in (made[-1] / "localhost[0].log").read_text()
@@ -106,6 +106,6 @@ def test_a_thread_that_a_task_has_left_does_not_keep_the_command(
         file.write(f"\nimport threading, time\n{left}{fault}\n")
     brief = "import mjfleet.cli.run_command as module; module.THREAD_SECONDS = 0.1"
     flags = (*SMALL, "--agent.max-iterations", "1")
-    result = run("train", "threads-balance", *flags, prelude=brief)
+    result = run("train", "threads-balance", *flags, late=brief)
     assert result.returncode == code
     assert result.stderr.endswith("threads still run after 0.1 s, and end now: left\n")

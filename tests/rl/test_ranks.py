@@ -157,9 +157,11 @@ def of_libraries(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 def run_ranks(folder: Path, parts: Sequence[Part]) -> Found:
     """Call the functions one after the other, on two ranks at once."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(REPOSITORY))
+        patch.setenv("PYTHONPATH", str(REPOSITORY))  # The server, from which ranks are forked.
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # What is compiled here runs once.
         processes = [

@@ -449,7 +449,7 @@ def test_worlds_may_differ_in_what_the_model_says(engine: str) -> None:
 def test_balls_land_on_what_has_grown(engine: str) -> None:
     model = mujoco.MjModel.from_xml_string(
         """
-        <mujoco><worldbody>
+        <mujoco><option timestep="0.005"/><worldbody>
           <geom type="plane" size="5 5 0.1"/>
           <geom type="box" pos="0 0 0.5" size="0.05 0.05 0.02"/>
           <body pos="2 0 0.5"><joint axis="0 0 1" damping="1"/>
@@ -462,7 +462,7 @@ def test_balls_land_on_what_has_grown(engine: str) -> None:
     sim = build(engine, model)
     sim.expand("geom_size")[2:, 1:3, :2] = 0.3
     sim.set_const()
-    sim.step(500)
+    sim.step(150)
     heights = sim.qpos[:, [3, 10]]
     assert close(heights[:2], 0.05 * torch.ones(2, 2), 0.01)
     assert close(heights[2:], 0.57 * torch.ones(2, 2), 0.02)
@@ -496,16 +496,16 @@ def test_springs_that_yield_are_kept_and_reset(engine: str) -> None:
         </mujoco>
     """)
     sim, fresh = build(engine, model), build(engine, model)
-    sim.step(300)
+    sim.step(60)
     put_back = sim.keep()
-    sim.step(200)
+    sim.step(40)
     first = sim.qpos.clone()
     put_back()
-    sim.step(200)
+    sim.step(40)
     assert torch.equal(sim.qpos, first)
     sim.reset(torch.ones(WORLDS, dtype=torch.bool, device=sim.device))
     for each in (sim, fresh):
-        each.step(200)
+        each.step(60)
     assert torch.equal(sim.qpos, fresh.qpos)
 
 

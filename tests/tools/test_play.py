@@ -41,7 +41,7 @@ def test_a_run_is_played_by_its_names_and_on_either_engine(
     config = run_dir / "config.yaml"
     config.write_text(config.read_text().replace("library: rsl_rl", "library: skrl-jax"))
     without = "import sys\nsys.modules['jax'] = sys.modules['skrl'] = None\n"
-    played = output("play", "latest", *SHORT, "--engine", "native", prelude=without)
+    played = output("play", "latest", *SHORT, "--engine", "native", late=without)
     assert column(played, "return")[0] == returns[0]
 
     # A file alone is played with the task's own numbers.
