@@ -17,17 +17,16 @@ from tempfile import mkdtemp
 from mjfleet.cli.dispatcher import mjfleet
 from mjfleet.cli.run_command import run_and_exit
 from mjfleet.errors import UserError
-from mjfleet.utils.child_process import KEEP, ChildProcess, python_module, wait_for_own_children
-from mjfleet.utils.parent_death import (
-    AT_ONCE,
-    PARENT_VARIABLE,
-    STOP_VARIABLE,
-    die_with_parent,
-    stop_with_parent,
+from mjfleet.utils.child_process import (
+    KEEP,
+    MISTAKE,
+    ChildProcess,
+    python_module,
+    wait_for_own_children,
 )
+from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent, stop_with_parent
 
 COMMAND_POLL_SECONDS = 0.5
-MISTAKE = 2  # The exit code after a mistake of the user's.
 
 
 def folder_of(files: Mapping[str, bytes], place: Path | None = None) -> Path:
@@ -64,14 +63,13 @@ class CommandProcess:
         wait_for_own_children()
         self._child = ChildProcess(
             python_module(__name__, str(folder or ""), *arguments),
-            environ={STOP_VARIABLE: str(os.getpid())},
             stdout=None if is_shown and not is_notebook() else subprocess.DEVNULL,
             stderr=None if is_shown else KEEP,
+            can_stop=True,
         )
         self.errors = ""
         """What it has written to standard error, once it has ended; empty if that was shown."""
         self._code: int | None = None
-        self._is_asked_to_stop = False
 
     @property
     def exit_code(self) -> int | None:
@@ -87,8 +85,7 @@ class CommandProcess:
     def stop(self) -> None:
         """Ask it to save and stop after this iteration; asked again, it stops at once."""
         if self.exit_code is None:
-            self._child.send_signal(AT_ONCE if self._is_asked_to_stop else signal.SIGINT)
-            self._is_asked_to_stop = True
+            self._child.stop()
 
     def wait(
         self, seconds: float = math.inf, on_look: Callable[[], object] = lambda: None

@@ -4,7 +4,6 @@ A member is a child process `train` with a run directory of its own: one for eac
 group, or each trial of a sweep.
 """
 
-import os
 import signal
 import sys
 import time
@@ -22,15 +21,13 @@ from mjfleet.registry import FoundTask
 from mjfleet.runs.config_yaml import placement_flags
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.run_json import CONFIG_FILE, read_record
-from mjfleet.utils.child_process import ChildProcess, python_module
+from mjfleet.utils.child_process import MISTAKE, ChildProcess, python_module
 from mjfleet.utils.console import print_line
-from mjfleet.utils.parent_death import AT_ONCE, STOP_VARIABLE
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import StopRequest
 
 MEMBER_POLL_SECONDS = 0.2
 MEMBER_END_SECONDS = 10.0  # How long members may take to end after a second signal.
-MISTAKE = 2  # The exit code of `train` after a mistake of the user's.
 
 
 class Member:
@@ -55,13 +52,11 @@ class Member:
         """Begin or continue it in the group's folder, with the arguments of all members."""
         self.share, self.run_dir = share, folder / self.name
         self.status, self.cause, self.log_file = "running", "", folder / f"{self.name}.log"
-        self._signal = 0
         arguments = *common, "--run-dir", str(self.run_dir), *self.flags, *share.flags
         command = python_module("mjfleet.cli.train", *arguments)
         with self.log_file.open("ab") as log:
-            stop = {STOP_VARIABLE: str(os.getpid())}
             self._child = ChildProcess(
-                command, environ=stop, stdout=log, stderr=log, is_foreign=True
+                command, stdout=log, stderr=log, is_foreign=True, can_stop=True
             )
 
     @property
@@ -70,9 +65,7 @@ class Member:
 
     def stop(self, number: int = signal.SIGTERM, at_once: bool = False) -> None:
         """Ask it, once, to save and stop after this iteration; asked `at_once` then, stop it."""
-        if at_once or not self._signal:
-            self._signal = number = AT_ONCE if self._signal else number
-            self._child.send_signal(signal.Signals(number))
+        self._child.stop(number, again=at_once)
 
     def close(self) -> None:
         """Kill its process if it has not ended; then `status` and `cause` are known."""
@@ -80,7 +73,7 @@ class Member:
             self._child.exit_code(), self._child.how_it_ended(), self._child.mistake(),
         )  # fmt: skip
         self._child.end()
-        if code is None or code > 128 or -code == self._signal != 0:
+        if code is None or code > 128 or -code == self._child.stopped_by:
             self.status = "stopped"
         elif code == 0:
             self.status = "finished"

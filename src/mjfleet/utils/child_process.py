@@ -12,13 +12,20 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from typing import IO, Self
 
-from mjfleet.utils.parent_death import MISTAKE_VARIABLE, PARENT_VARIABLE, die_with_parent
+from mjfleet.utils.parent_death import (
+    AT_ONCE,
+    MISTAKE_VARIABLE,
+    PARENT_VARIABLE,
+    STOP_VARIABLE,
+    die_with_parent,
+)
 from mjfleet.utils.wait_until import wait_until
 
 KEEP = -100
 """For `stdout` and `stderr`: keep the output in a temporary file, for `output` and `errors`."""
 UNKILLABLE_SECONDS = 2.0
 """How long a process may take to end after SIGKILL; one inside a driver may never do so."""
+MISTAKE = 2  # The exit code of a command of ours after a mistake of the user's.
 
 
 def wait_for_own_children() -> None:
@@ -52,6 +59,7 @@ class ChildProcess:
             sessions first (sched(7), autogroup).
         is_foreign: whether the program is not ours. It then dies with this process as well, which
             must have no other threads.
+        can_stop: whether it is a command of ours that saves and stops, see `stop`.
 
     Raises:
         OSError: the process cannot be started, or there is no room for a temporary file.
@@ -67,9 +75,11 @@ class ChildProcess:
         stderr: int | IO[bytes] | None = KEEP,
         new_session: bool = True,
         is_foreign: bool = False,
+        can_stop: bool = False,
     ) -> None:
         pid = os.getpid()
         variables = {**os.environ, **(environ or {}), PARENT_VARIABLE: str(pid)}
+        variables |= {STOP_VARIABLE: str(pid)} if can_stop else {}
         with ExitStack() as files:
             self._kept = [
                 files.enter_context(tempfile.TemporaryFile()) if stream == KEEP else None
@@ -91,6 +101,8 @@ class ChildProcess:
         self.pid = self._process.pid
         self.stdin, self.stdout = self._process.stdin, self._process.stdout
         self.peak_memory = 0
+        self.stopped_by: int | None = None
+        """The newest signal of `stop`."""
 
     def __enter__(self) -> Self:
         return self
@@ -121,6 +133,12 @@ class ChildProcess:
         """Send a signal to the process; nothing after `end`."""
         if self._process.returncode is None:
             os.kill(self.pid, number)
+
+    def stop(self, number: int = signal.SIGINT, *, again: bool = True) -> None:
+        """Ask it to save and stop; asked `again`, it stops at once."""
+        if self.stopped_by is None or again:
+            self.stopped_by = number if self.stopped_by is None else AT_ONCE
+            self.send_signal(signal.Signals(self.stopped_by))
 
     def end(self) -> None:
         """Kill the process and all that it has started, and close its files."""
