@@ -1,6 +1,7 @@
 """Builds what one worker trains with, and trains. Imports torch."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from mjfleet.runs.attempts import count_last_attempt
 from mjfleet.runs.checkpoints import INIT
 from mjfleet.utils.packages import need_part
 from mjfleet.worker.heartbeat import Heartbeat
-from mjfleet.worker.kernel_compilation import first_worker_compiles
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.stop_signals import StopRequest
 from mjfleet.worker.worker_args import WorkerArgs
@@ -44,8 +44,8 @@ def build(
     make_env = partial(build_env, found, config, args.engine, device, args.threads)
     runs = run_dir, Path(args.scratch)
     make_env = partial(make_env, runs=runs, while_compiling=heartbeat.excused)
-    is_compiled = args.engine == "warp"
-    with first_worker_compiles(rank, collectives, heartbeat) if is_compiled else nullcontext():
+    compiling = _first_worker_compiles(rank, collectives, heartbeat)
+    with compiling if args.engine == "warp" else nullcontext():
         env = make_env(rank=rank.rank, group_size=config.agent.algorithm.envs_per_group)
     if config.eval_interval is not None:
         first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
@@ -127,3 +127,20 @@ def train_and_log(
             progress.close()
             if videos:
                 videos.close()
+
+
+@contextmanager
+def _first_worker_compiles(
+    rank: Rank, collectives: Collectives, heartbeat: Heartbeat
+) -> Iterator[None]:
+    """Run the block on the first worker of each host, then on the others.
+
+    The others find the compiled kernels in warp's cache.
+    """
+    is_first = rank.local_rank == 0
+    if not is_first:
+        with heartbeat.excused():
+            collectives.total([0])
+    yield
+    if is_first:
+        collectives.total([0])
