@@ -106,7 +106,7 @@ def test_a_flag_that_switches_off_counts_as_typed() -> None:
 def test_a_short_name_counts_wherever_its_flag_does(tmp_path: Path) -> None:
     file = tmp_path / "base.yaml"
     file.write_text(f"task: {TASK}\nenv: {{num_envs: 32}}\nagent: {{seed: 3}}\n")
-    config = configure(["--config", str(file), "--num-envs", "8", "--seed=4"])[1]
+    config = configure(["--config", str(file), "--num-envs", "8", "--seed=4"]).config
     assert (config.env.num_envs, config.agent.seed) == (8, 4)
     for total, flag in (("--total-envs", "--num-envs"), ("--total-steps", "--max_iterations")):
         with pytest.raises(UserError, match=f"{total}.*: give one"):
@@ -143,7 +143,7 @@ def test_defaults_and_files_may_have_what_has_no_effect(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("part.yaml").write_text("agent: {algorithm: {group_size: 4}, wandb: {notes: x}}\n")
-    config = configure([TASK, "--config", "part.yaml", "--dry-run"])[1]
+    config = configure([TASK, "--config", "part.yaml", "--dry-run"]).config
     assert config.agent.ppo.group_size == 4
     own = "--agent.algorithm.name", "learner:Own", "--agent.algorithm.group-size", "2"
     assert parsed(*own).agent.ppo.group_size == 2
@@ -227,8 +227,8 @@ TASKS = {"own": Task(summary="Own.", env=EnvConfig(), env_class="env:OwnEnv", ag
         UserError, match=f"{flag} has no effect with .*name ppo; it needs the `module:Class`"
     ):
         configure([*words, flag, "2", "--agent.algorithm.name", "ppo"])
-    assert configure([*words, flag, "2"])[1].agent.algorithm == replace(
-        configure(words)[1].agent.algorithm, kl_coef=2.0
+    assert configure([*words, flag, "2"]).config.agent.algorithm == replace(
+        configure(words).config.agent.algorithm, kl_coef=2.0
     )
 
 

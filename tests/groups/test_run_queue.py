@@ -14,7 +14,7 @@ from mjfleet.groups.group_folder import enter_group
 from mjfleet.groups.run_queue import Member, run_members
 from mjfleet.registry import discover
 from mjfleet.runs.metrics_csv import completed_iterations
-from mjfleet.runs.start import NEW
+from mjfleet.runs.start import Chosen
 
 TASK = "cartpole-balance"
 
@@ -47,7 +47,7 @@ def test_members_come_when_a_share_is_free_and_how_each_ends_is_known(tmp_path: 
             if completed_iterations(member.run_dir) > 2:
                 member.stop()
 
-    folder, attempt = enter_group(found, config, ["train"], NEW, [], {"kind": "seeds"})
+    folder, attempt = enter_group(Chosen(found=found, config=config), {"kind": "seeds"})
     with closing(attempt):
         assert run_members(found, config, folder, shares, next_member, ended.append, look) is None
     statuses = {member.name: member.status for member in ended}

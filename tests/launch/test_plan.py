@@ -12,6 +12,7 @@ from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices
 from mjfleet.launch.launch_plan import LaunchPlan, make_plan, name_files
 from mjfleet.registry import discover
+from mjfleet.worker.rank_environment import Rank
 
 CPU, GPU = Devices(), Devices((1,), ("3",))
 CPUS, GPUS = Devices(cpu_workers=2), Devices((0, 2), ("4", "6"))
@@ -27,7 +28,8 @@ def plan(
     found = discover({}).find("cartpole-balance")
     config: TrainConfig = replace(found.defaults(), **changes)
     environ = environ or {}
-    made = make_plan(found, config, [replace(devices, cores=4)], environ)
+    outer = Rank.from_environ(environ)
+    made = make_plan(found, config, [replace(devices, cores=4)], outer)
     return name_files(made, environ, NOON)
 
 
@@ -83,7 +85,7 @@ def test_hosts_with_and_without_gpus_are_refused() -> None:
     found = discover({}).find("cartpole-balance")
     hosts = [replace(GPU, host="a"), replace(CPU, host="b")]
     with pytest.raises(UserError, match="a has GPUs to train on, b has none"):
-        make_plan(found, found.defaults(), hosts, {})
+        make_plan(found, found.defaults(), hosts)
 
 
 @pytest.mark.parametrize(

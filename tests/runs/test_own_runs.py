@@ -147,7 +147,7 @@ def test_without_a_state_folder_nothing_is_noted(
     # What a command begins by itself, such as the runs of a group, needs no more flags there.
     given = ("--config", str(tmp_path / "run/config.yaml"))
     flags = placement_flags(begun, FOUND.defaults())
-    _, config, _ = configure([TASK, *given, *flags])
+    config = configure([TASK, *given, *flags]).config
     assert replace(config, config=None) == begun
     with pytest.raises(UserError, match=r"does not decide agent\.wandb\.project"):
         configure([TASK, *given, *(word for word in flags if "project" not in word)])
@@ -161,7 +161,7 @@ def test_an_account_without_its_logger_is_neither_asked_for_nor_passed_on(tmp_pa
     flags = placement_flags(config, FOUND.defaults())
     assert not [flag for flag in flags if "wandb" in flag]
     given = [TASK, "--config", str(tmp_path / "config.yaml"), *flags]
-    assert configure(given)[1].agent.wandb == WandbConfig(notes="n")
+    assert configure(given).config.agent.wandb == WandbConfig(notes="n")
     with pytest.raises(UserError, match=r"does not decide agent\.wandb\.project"):
         configure([*given, "--agent.logger", "wandb"])
 

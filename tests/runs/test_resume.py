@@ -295,7 +295,8 @@ def test_a_run_names_its_task_however_it_is_named(
     checkpoint = add_checkpoint(run_dir, 3)
     for wanted in ("latest", run_dir.name[:8], str(run_dir), str(checkpoint)):
         typed = ["--plain", f"--resume={wanted}", "--seed", "5", "--dry-run"]
-        found, config, start = configure(typed)
+        chosen = configure(typed)
+        found, config, start = chosen.found, chosen.config, chosen.start
         assert (found.name, start.run_dir) == (TASK, run_dir)
         assert (start.checkpoint, config.agent.seed) == (checkpoint, 5)
     (run_dir / "run.json").write_text("{}")

@@ -71,7 +71,8 @@ def test_the_same_command_begins_continues_and_is_done(run: Run, tmp_path: Path)
 
 
 def config_of(*flags: str) -> Any:
-    return configure([TASK, *flags, DRY])
+    chosen = configure([TASK, *flags, DRY])
+    return chosen.found, chosen.config, chosen.start
 
 
 def test_an_edited_default_changes_no_run_that_continues(tmp_path: Path) -> None:

@@ -18,21 +18,24 @@ from mjfleet.launch.devices import Devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import discover
 from mjfleet.runs import run_directory, run_lock
-from mjfleet.runs.run_directory import Attempt, RunDirectory
+from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.runs.run_json import read_record, write_record
-from mjfleet.runs.run_lock import is_locked, lock_run
-from mjfleet.runs.start import Start
+from mjfleet.runs.run_lock import RunLock, is_locked, lock_run
+from mjfleet.runs.start import Chosen, Start
 
 TASK = discover({}).find("cartpole-balance")
-PLAN = make_plan(TASK, TASK.defaults(), [Devices(cores=1)], {})
-
-
-def attempt_of(config: TrainConfig, run_dir: Path | None = None) -> Attempt:
-    return Attempt(TASK, config, ["train"], PLAN.record(), Start(run_dir=run_dir))
+PLAN = make_plan(TASK, TASK.defaults(), [Devices(cores=1)])
 
 
 def begin(path: Path, config: TrainConfig | None = None) -> RunDirectory:
-    return RunDirectory(path, attempt_of(config or TASK.defaults()), None)
+    chosen = Chosen(found=TASK, config=config or TASK.defaults(), argv=["train"])
+    return RunDirectory(path, chosen, PLAN.record())
+
+
+def resume(path: Path, config: TrainConfig, lock: RunLock | None = None) -> RunDirectory:
+    start = Start(run_dir=path)
+    chosen = Chosen(found=TASK, config=config, start=start, argv=["train"], lock=lock)
+    return RunDirectory(path, chosen, PLAN.record())
 
 
 def test_an_attempt_says_how_it_ended(tmp_path: Path) -> None:
@@ -100,11 +103,11 @@ def test_an_id_on_wandb_is_used_only_by_the_installation_that_had_it(
     path = tmp_path / "run"
     begin(path, config).close()
     run_id = read_record(path)["id"]
-    RunDirectory(path, attempt_of(config, path), None, lock_run(path)).close()
+    resume(path, config, lock_run(path)).close()
     assert read_record(path)["id"] == run_id
     assert not capsys.readouterr().err
     write_record(path, id="theirs")
-    RunDirectory(path, attempt_of(config, path), None, lock_run(path)).close()
+    resume(path, config, lock_run(path)).close()
     assert read_record(path)["id"] not in ("theirs", run_id)
     assert "W&B: a new run, since" in capsys.readouterr().err
 
@@ -156,5 +159,5 @@ def test_a_continuation_that_is_discarded_leaves_no_lock_of_its_own(tmp_path: Pa
     begin(tmp_path / "run").close()
     (tmp_path / "run/.lock").unlink()
     before = sorted(tmp_path.rglob("*"))
-    RunDirectory(tmp_path / "run", attempt_of(TASK.defaults(), tmp_path / "run"), None).leave()
+    resume(tmp_path / "run", TASK.defaults()).leave()
     assert sorted(tmp_path.rglob("*")) == before

@@ -21,13 +21,13 @@ from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_devices
 from mjfleet.launch.launch_plan import make_plan
-from mjfleet.launch.launch_training import plan_size
 from mjfleet.registry import FoundTask
 from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.checkpoints.files import read_checkpoint
 from mjfleet.rl.checkpoints.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
 from mjfleet.runs.named_run import networks_of, with_teacher
+from mjfleet.runs.start import NEW
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.worker.near_cores import use_near_cores
 from mjfleet.worker.torch_settings import apply_settings
@@ -66,7 +66,7 @@ def make(
         changes["env"] = {**plain(changes.get("env") or {}), "num_envs": num_envs}
     changes["gpu_ids"] = _gpu_ids(str(device))
     found, chosen, devices = _choose(task, name, config, changes)
-    plan = make_plan(found, chosen, devices, {})
+    plan = make_plan(found, chosen, devices)
     with ExitStack() as stack:
         stack.enter_context(on_device(plan.engine, plan.device))
         env = build_env(found, plan.config, plan.engine, plan.device, plan.threads)
@@ -131,7 +131,7 @@ def iterate(
         found, chosen, devices = _choose(task, name, config, changes)
         chosen = with_teacher(chosen)
         networks = Path(networks_of(chosen).checkpoint) if chosen.init_from else None
-        plan = plan_size(found, chosen, devices, {})
+        plan = make_plan(found, chosen, devices, start=NEW)
         device, config, threads = plan.device, plan.config, plan.threads
         if config.numa == "auto":
             threads = use_near_cores(plan.hosts[0].physical, 0, threads)

@@ -16,11 +16,10 @@ from mjfleet.api.task_by_value import ClassTask
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.dict_conversion import plain
 from mjfleet.errors import UserError
-from mjfleet.runs.attempts import config_of
 from mjfleet.runs.checkpoints import BEST, checkpoints_in
-from mjfleet.runs.config_yaml import read_config
 from mjfleet.runs.find_run import find_run, group_of, name_of
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
+from mjfleet.runs.named_run import recorded_config
 from mjfleet.runs.run_json import read_record, record_of
 from mjfleet.runs.run_lock import is_locked
 from mjfleet.worker.failure_record import Failure, read_failures
@@ -106,8 +105,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         """Its configuration, as config.yaml has it."""
-        file = str(config_of(self.path))
-        return read_config(file, file)
+        return recorded_config(self.path)
 
     @property
     def checkpoints(self) -> list[Path]:

@@ -123,7 +123,7 @@ class Setup:
         UserError if engine, threads and devices do not fit each other.
         """
         devices = replace(self.devices, indices=self.devices.indices[:1])
-        plan = make_plan(self.found, config, [devices], {})
+        plan = make_plan(self.found, config, [devices])
         return replace(plan, run_dir=self.scratch).worker_args()
 
     def result(self, what: str, *contents: Any, **more: Any) -> Result:
@@ -164,8 +164,9 @@ def new_run(arguments: Sequence[str], what: str, *more: str) -> tuple[FoundTask,
     if typed := [name for name in (*CHOSEN, *more) if name in typed_fields(arguments)]:
         flag = flags_of(typed[0])[0]
         raise UserError(f"{what} measures short runs that it chooses: leave out {flag}.")
-    found, config, _ = configure(arguments)
-    return found, replace(config, total_envs=None, total_steps=None, init_from=None)
+    chosen = configure(arguments)
+    config = replace(chosen.config, total_envs=None, total_steps=None, init_from=None)
+    return chosen.found, config
 
 
 def run_benchmark(

@@ -29,9 +29,8 @@ from mjfleet.errors import UserError
 from mjfleet.launch.devices import uses_gpus
 from mjfleet.launch.hosts.host_environment import without_values
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
-from mjfleet.runs.attempts import config_of
 from mjfleet.runs.config_yaml import classes_in, from_file, read_config, recorded_in
-from mjfleet.runs.named_run import networks_of, with_teacher
+from mjfleet.runs.named_run import networks_of, recorded_config, with_teacher
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.read_facts import read_facts
 from mjfleet.runs.run_files import pin_files
@@ -73,11 +72,10 @@ def train(arguments: Sequence[str]) -> int:
         choose = partial(_choose_on_rank_0, rank, typed_run, choose)
     from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
 
-    def train_group(chosen: Chosen, locks: Sequence[RunLock]) -> int:
+    def train_group(chosen: Chosen) -> int:
         from mjfleet.groups.seeds import train_seeds
 
-        found, config, start = chosen
-        return train_seeds(found, config, arguments, start, locks)
+        return train_seeds(chosen)
 
     return launch_training(choose, train_group, typed_run, ["train", *without_values(arguments)])
 
@@ -168,7 +166,8 @@ def configure(arguments: Sequence[str], locks: list[RunLock] | None = None) -> C
     changes = None
     if start.checkpoint and start.iteration != 0:
         changes = changes_since(start.checkpoint, found.folder, found.modules(agent.classes))
-    return found, config, compare(start, config, recorded, changes)
+    start, lock = compare(start, config, recorded, changes), next(iter(locks), None)
+    return Chosen(found=found, config=config, start=start, argv=argv, lock=lock)
 
 
 def _under_the_flags(
@@ -183,10 +182,8 @@ def _under_the_flags(
 
     Both have the fields of the `algorithm` that is typed, or else of the files'.
     """
-    data = dict[str, Any]()
-    if start.base:
-        path = str(config_of(start.base, start.checkpoint if start.kind == "fork" else None))
-        data = read_config(path, path)
+    of = start.checkpoint if start.kind == "fork" else None
+    data = recorded_config(start.base, of) if start.base else {}
     if any(map(is_class_path, [algorithm or "", *classes_in(data), *classes_in(file)])):
         from mjfleet.worker.thread_limits import prepare
 
@@ -216,18 +213,23 @@ def _choose_on_rank_0(
     """
     from mjfleet.worker.under_torchrun import decided_by_rank_0, meeting_store
 
+    chosen = list[Chosen]()
+
     def decide() -> str:
-        found, config, start = choose(locks)
-        place = {"task": found.name, "folder": str(found.folder)}
-        return json.dumps({**place, "config": to_dict(config), "start": to_dict(start)})
+        chosen.append(one := choose(locks))
+        place = {"task": one.found.name, "folder": str(one.found.folder)}
+        return json.dumps({**place, "config": to_dict(one.config), "start": to_dict(one.start)})
 
     timeout = timedelta(seconds=typed_run.collective_timeout)
-    chosen = json.loads(decided_by_rank_0(meeting_store(rank), rank, decide, timeout))
-    task, folder = chosen["task"], Path(chosen["folder"])
-    is_own = rank.rank > 0 and not is_snapshot(folder)
+    sent = json.loads(decided_by_rank_0(meeting_store(rank), rank, decide, timeout))
+    if chosen:
+        return chosen[0]
+    task, folder = sent["task"], Path(sent["folder"])
+    is_own = not is_snapshot(folder)
     own = discover(os.environ, typed_run.tasks_dir).tasks.get(task) if is_own else None
     found = own or find_task(task, folder)
-    return found, found.with_values(chosen["config"]), from_dict(NEW, chosen["start"])
+    start = from_dict(NEW, sent["start"])
+    return Chosen(found=found, config=found.with_values(sent["config"]), start=start)
 
 
 def _split_task(arguments: Sequence[str]) -> tuple[str | None, Sequence[str]]:

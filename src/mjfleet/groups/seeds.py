@@ -14,36 +14,34 @@ from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import enter_group
 from mjfleet.groups.run_queue import Member, run_members
+from mjfleet.launch.devices import choose_devices
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.hosts.host_environment import take_variables
-from mjfleet.launch.launch_plan import describe, new_folder
-from mjfleet.launch.launch_training import plan_here, resume_command
+from mjfleet.launch.launch_plan import describe, make_plan, name_files, new_folder
+from mjfleet.launch.launch_training import resume_command
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.registry import FoundTask
-from mjfleet.runs.config_yaml import differences, read_config, recorded_in
-from mjfleet.runs.run_json import CONFIG_FILE, GROUP_FILE, record_of
-from mjfleet.runs.run_lock import RunLock
-from mjfleet.runs.start import Start
+from mjfleet.runs.config_yaml import differences, recorded_in
+from mjfleet.runs.named_run import recorded_config
+from mjfleet.runs.run_json import GROUP_FILE, record_of
+from mjfleet.runs.start import NEW, Chosen
 from mjfleet.utils.console import print_line
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
+from mjfleet.worker.stop_signals import StopRequest
 
 SEEDS_KIND = "seeds"  # The kind of group, in group.json.
 ONE_EACH = "or train each seed by a command of its own, with --agent.seed and all its workers."
 
 
-def train_seeds(
-    found: FoundTask,
-    config: TrainConfig,
-    argv: Sequence[str],
-    start: Start,
-    locks: Sequence[RunLock],
-) -> int:
+def train_seeds(chosen: Chosen) -> int:
     """Train a seed group; return the exit code.
 
-    `config` is what all runs have in common. UserError if a value does not fit this machine, or
-    changes what the group learns, or all runs were refused: of a new group, nothing is left then.
+    The configuration is what all runs have in common. UserError if a value does not fit this
+    machine, or changes what the group learns, or all runs were refused: of a new group, nothing is
+    left then.
     """
-    config, group = group_config(config, ONE_EACH), start.run_dir
+    chosen = group_of(chosen, ONE_EACH)
+    found, config, group = chosen.found, chosen.config, chosen.start.run_dir
     seeds = _recorded_seeds(found, config, group) if group else None
     number = len(seeds) if seeds else count_seeds(config)
     shares = divide_devices(config, os.environ, number, config.per_run)
@@ -57,7 +55,9 @@ def train_seeds(
         cpu_threads=shares[0].threads,
         run_dir=str(folder / members[0].name),
     )
-    plan = plan_here(found, first)  # Finds mistakes before there is a folder.
+    with StopRequest().installed():  # Finds mistakes before there is a folder.
+        plan = make_plan(found, first, [choose_devices(first, os.environ)], start=NEW)
+    plan = name_files(plan, os.environ, datetime.now())
     if config.dry_run:
         print_line(f"seed group: {folder}, {len(shares)} runs at a time on {shares[0].size} each")
         for member in members:
@@ -67,7 +67,7 @@ def train_seeds(
         return 0
     recorded = {f"seed_{seed}": {"seed": seed} for seed in seeds}
     entries = {"kind": SEEDS_KIND, "members": recorded}
-    folder, attempt = enter_group(found, config, ["train", *argv], start, locks, entries)
+    folder, attempt = enter_group(chosen, entries)
     with closing(attempt):
         waiting = list(members)
         print_line(f"seed group: {folder}")
@@ -83,8 +83,8 @@ def train_seeds(
         finished = [member.status for member in members].count("finished")
         is_all = finished == len(seeds)
         mistake = "" if number else _common_mistake(members)
-        if mistake and start.again == "typed":
-            for member in members if start.run_dir is None else []:
+        if mistake and chosen.start.again == "typed":
+            for member in [] if group else members:
                 (folder / f"{member.name}.log").unlink(missing_ok=True)
             attempt.leave()
             raise UserError(mistake)
@@ -104,19 +104,21 @@ def _common_mistake(members: Sequence[Member]) -> str:
     return begun[0].cause if {member.status for member in begun} == {"refused"} else ""
 
 
-def group_config(config: TrainConfig, otherwise: str) -> TrainConfig:
-    """Return what the runs of a group have in common, with the variables of --env-var set here.
+def group_of(chosen: Chosen, otherwise: str) -> Chosen:
+    """Return what is chosen for a group, with the variables of --env-var set here.
 
     UserError, which ends with what to do `otherwise`, if workers are on other hosts or something
     else has started this process.
     """
+    config = chosen.config
     is_worker = Rank.from_environ(os.environ | torchrun_variables(os.environ))
     if is_worker or choose_hosts(config, os.environ) != [LOCALHOST]:
         raise UserError(
             "the runs of a group share one machine, and are started by this command: leave out "
             f"--hosts, torchrun and srun, {otherwise}"
         )
-    return replace(config, env_var=take_variables(config.env_var, os.environ))
+    config = replace(config, env_var=take_variables(config.env_var, os.environ))
+    return replace(chosen, config=config)
 
 
 def count_seeds(config: TrainConfig) -> int:
@@ -135,10 +137,10 @@ def _seeds_of(config: TrainConfig, workers: int) -> Sequence[int]:
 
 def _recorded_seeds(found: FoundTask, config: TrainConfig, group: Path) -> list[int]:
     """Return the seeds of a group; UserError if it is another kind, or is to learn otherwise."""
-    record, file = record_of(group), str(group / CONFIG_FILE)
+    record = record_of(group)
     if (kind := record.get("kind")) != SEEDS_KIND:
         raise UserError(f"{group} is no seed group: continue it by `mjfleet {kind} --resume`.")
-    recorded = recorded_in(found, read_config(file, file), config.agent.algorithm.name)
+    recorded = recorded_in(found, recorded_config(group), config.agent.algorithm.name)
     if wrong := [n for n in differences(config, recorded) if not continues_in_place(n)]:
         raise UserError(
             f"--{wrong[0].replace('_', '-')} changes what the runs of {group} learn: train a "

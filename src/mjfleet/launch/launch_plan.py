@@ -1,5 +1,9 @@
-"""The launch plan, which --dry-run prints: which worker runs where, with what. Pure functions."""
+"""The launch plan, which --dry-run prints: which worker runs where, with what.
 
+Only for --total-steps it reads a file, the metrics of the run that continues.
+"""
+
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -12,9 +16,10 @@ from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
-from mjfleet.launch.log_directory import log_directory, log_name
 from mjfleet.registry import FoundTask
-from mjfleet.runs.start import NEW, Again, Start
+from mjfleet.runs.checkpoints import counted
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
+from mjfleet.runs.start import NEW, Start
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.worker_args import WorkerArgs
 
@@ -25,6 +30,7 @@ LAUNCHERS = {
     "outer": "started by torchrun or a scheduler",
 }
 """Who starts the workers, by name in run.json; the first two are for this host alone."""
+LOG_DIR_VARIABLE = "TORCHRUNX_LOG_DIR"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +46,22 @@ class LaunchPlan:
     rank: Rank  # This process's place among the workers, if it is one.
     backend: Literal["nccl", "gloo"] | None  # torch.distributed's; None: there is only one worker.
     engine: Literal["warp", "native"]
-    continues: bool  # Whether the run directory is that of an earlier run, which continues.
-    checkpoint: Path | None  # Where training continues from; None: it begins.
-    again: Again  # Who has started the command.
+    start: Start
     notes: tuple[str, ...]  # About these decisions, for the user.
-    run_dir: Path = Path()
+    run_dir: Path
     task_hash: str = ""  # Hash of the task's code, once the run directory has a copy.
     attempt: str = ""  # The attempt's random name, likewise.
     logs: Path | None = None  # The folder of this attempt's logs; None: there are none.
+
+    @property
+    def continues(self) -> bool:
+        """Whether the run directory is that of an earlier run, which continues."""
+        return self.start.run_dir is not None
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Where training continues from; None: it begins."""
+        return self.start.checkpoint
 
     @property
     def has_host_agents(self) -> bool:
@@ -111,8 +125,10 @@ class LaunchPlan:
     def record(self) -> dict[str, Any]:
         """Return the plan's entries in run.json."""
         agent = self.config.agent
-        left_out = ("config", "task_hash", "attempt", "again", "hosts")  # Recorded elsewhere.
+        left_out = ("config", "task_hash", "attempt", "start", "hosts")  # Recorded elsewhere.
         return {name: value for name, value in asdict(self).items() if name not in left_out} | {
+            "continues": self.continues,
+            "checkpoint": self.checkpoint,
             "workers": self.workers(),
             "threads": self.threads,
             "seed": agent.seed,
@@ -126,17 +142,19 @@ def make_plan(
     found: FoundTask,
     config: TrainConfig,
     hosts: Sequence[Devices],
-    environ: Mapping[str, str],
-    start: Start = NEW,
+    outer: Rank | None = None,
+    start: Start | None = None,
 ) -> LaunchPlan:
-    """Decide which worker runs where, with what.
+    """Decide which worker runs where, with what, and for how many iterations; it names no files.
 
-    One host that is called LOCALHOST is this one alone.
+    One host that is called LOCALHOST is this one alone. `outer` is the place of this process, if
+    something else has started the workers. `start` is where training starts; None:
+    nothing is trained.
 
     Raises:
-        UserError: devices, threads, environments, engine or backend do not fit each other.
+        UserError: devices, threads, environments, engine or backend do not fit each other, or a
+            worker's rollouts cannot be learned from.
     """
-    outer = Rank.from_environ(environ)
     if found.task.observation_sizes is not None:
         found.check_groups(config, found.task.observation_sizes)
     _refuse_contradictions(config, hosts, outer)
@@ -147,7 +165,7 @@ def make_plan(
     launcher = "outer" if outer else "torchrunx" if needs_agent else "in-process"
     engine = "warp" if first.indices else "native"
     config = _divide_envs(config, world_size)
-    return LaunchPlan(
+    plan = LaunchPlan(
         task=found.name,
         task_folder=found.folder,
         config=config,
@@ -157,20 +175,33 @@ def make_plan(
         rank=outer or Rank(),
         backend=choose_backend(config, first) if world_size > 1 else None,
         engine=engine if config.engine == "auto" else config.engine,
-        continues=start.run_dir is not None,
-        checkpoint=start.checkpoint,
-        again=start.again,
-        notes=(*_notes(config, hosts, world_size), *start.notes),
-        run_dir=start.run_dir or Path(),
+        start=start or NEW,
+        notes=(*_notes(config, hosts, world_size), *(start or NEW).notes),
+        run_dir=(start or NEW).run_dir or Path(),
     )
+    if start is None:
+        return plan
+    config.check_rollouts()
+    return plan if config.total_steps is None else _limit_steps(plan, config.total_steps)
 
 
 def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> LaunchPlan:
-    """Return the plan with run directory, unless it continues one, and logs named by a time."""
+    """Return the plan with run directory, unless it continues one, and logs named by a time.
+
+    Logs are below the folder of LOG_DIR_VARIABLE, of the flag, or of the run.
+    """
     run_dir = plan.run_dir if plan.continues else new_folder(plan.config, when)
-    has_logs = plan.has_host_agents
-    logs = log_directory(plan.config, environ, run_dir, when) if has_logs else None
+    # An empty variable or flag asks for no logs.
+    folder = environ.get(LOG_DIR_VARIABLE, plan.config.torchrunx_log_dir)
+    folder = run_dir / "torchrunx" if folder is None else folder
+    has_logs = folder and plan.has_host_agents
+    logs = Path(folder, when.isoformat(timespec="seconds")) if has_logs else None
     return replace(plan, run_dir=run_dir, logs=logs)
+
+
+def log_name(host: str, local_rank: int = 0) -> str:
+    """Return the name of a worker's log file."""
+    return f"{host}[{local_rank}].log"
 
 
 def new_folder(config: TrainConfig, when: datetime) -> Path:
@@ -260,6 +291,27 @@ def _divide_envs(config: TrainConfig, world_size: int) -> TrainConfig:
             f"such as {total + -total % world_size}."
         )
     return config.with_num_envs(total // world_size)
+
+
+def _limit_steps(plan: LaunchPlan, total: int) -> LaunchPlan:
+    """Return the plan with the iterations that reach so many steps.
+
+    Steps and iterations before the checkpoint count.
+    """
+    iteration_steps, checkpoint = plan.steps_per_iteration, plan.checkpoint
+    iterations = steps = 0
+    if checkpoint and plan.start.iteration:
+        iterations, steps = plan.start.iteration, counted(checkpoint, "total_steps") or 0
+        if not steps:  # Checkpoints of earlier versions do not say it.
+            rows = read_rows(checkpoint.absolute().parents[1] / METRICS_FILE, iterations)[1]
+            steps = int(
+                (value(rows[-1], "total_steps") if rows else None) or iterations * iteration_steps
+            )
+    iterations += max(0, math.ceil((total - steps) / iteration_steps))
+    agent = replace(plan.config.agent, max_iterations=iterations)
+    note = f"--total-steps {total}: {iterations} iterations, of {iteration_steps} steps each"
+    config = replace(plan.config, agent=agent)
+    return replace(plan, config=config, notes=(*plan.notes, note))
 
 
 def _notes(config: TrainConfig, hosts: Sequence[Devices], world_size: int) -> Iterator[str]:

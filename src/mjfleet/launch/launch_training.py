@@ -4,16 +4,16 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from mjfleet.config import LaunchConfig, TrainConfig
+from mjfleet.config import LaunchConfig
 from mjfleet.errors import RepeatedError, UserError, WorkerError
-from mjfleet.launch.devices import Devices, choose_devices
+from mjfleet.launch.devices import choose_devices
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.hosts.host_environment import take_variables
 from mjfleet.launch.hosts.host_starter import HostConnections
@@ -21,15 +21,14 @@ from mjfleet.launch.hosts.preflight import reach_hosts
 from mjfleet.launch.launch_plan import LaunchPlan, describe, make_plan, name_files
 from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.restart_policy import wait_for_restart
-from mjfleet.launch.total_steps import limit_steps
-from mjfleet.registry import FoundTask, find_task
+from mjfleet.registry import find_task
 from mjfleet.runs.attempts import record_failed_start
 from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.read_facts import again_of, read_facts
-from mjfleet.runs.run_directory import Attempt, RunDirectory, finish_complete
+from mjfleet.runs.run_directory import RunDirectory, finish_complete
 from mjfleet.runs.run_json import read_record, record_file
 from mjfleet.runs.run_lock import RunLock
-from mjfleet.runs.start import NEW, Again, Chosen, Start, decide
+from mjfleet.runs.start import Again, Chosen, decide
 from mjfleet.runs.task_snapshot import code_of, snapshot_folder
 from mjfleet.utils.console import print_error, print_line
 from mjfleet.worker.rank_environment import Rank
@@ -38,7 +37,7 @@ from mjfleet.worker.stop_signals import StopRequest
 
 def launch_training(
     choose: Callable[[list[RunLock]], Chosen],
-    train_group: Callable[[Chosen, Sequence[RunLock]], int],
+    train_group: Callable[[Chosen], int],
     typed_run: LaunchConfig,
     argv: Sequence[str],
 ) -> int:
@@ -58,20 +57,20 @@ def launch_training(
         locks, mistake = list[RunLock](), None
         again: Again | None = "restart" if is_restart else None
         try:
-            found, config, start = choose(locks)
-            if is_restart and start.again == "same":
-                start = replace(start, again="restart")
-            run_dir, again = start.run_dir or run_dir, start.again
-            max_restarts = config.max_restarts
-            if start.is_group:
-                return train_group((found, config, start), locks)
-            if config.per_run is not None:
-                raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
-            code, plan = _attempt(found, config, start, argv, locks)
+            chosen = choose(locks)
+            if is_restart and chosen.start.again == "same":
+                chosen = replace(chosen, start=replace(chosen.start, again="restart"))
+            run_dir, again = chosen.start.run_dir or run_dir, chosen.start.again
+            max_restarts, per_run = chosen.config.max_restarts, chosen.config.per_run
+            if chosen.start.is_group:
+                return train_group(chosen)
+            if per_run is not None:
+                raise UserError(f"--per-run {per_run} is for several runs: add --seeds.")
+            code, plan = _attempt(chosen)
             if plan is None:
                 return code
             run_dir = plan.run_dir
-            choose = partial(_restart, found, plan.config, run_dir)
+            choose = partial(_restart, replace(chosen, config=plan.config), run_dir)
         except UserError as error:
             code, mistake = FAILED, error
         if mistake is not None:
@@ -111,9 +110,9 @@ def _record_mistake(
     record_failed_start(run_dir, argv, str(mistake), again != "same")
 
 
-def _restart(found: FoundTask, config: TrainConfig, run_dir: Path, locks: list[RunLock]) -> Chosen:
-    """Lock a run; return its task as the last attempt had it, and where it continues."""
-    typed_run = LaunchConfig(resume=str(run_dir))
+def _restart(chosen: Chosen, run_dir: Path, locks: list[RunLock]) -> Chosen:
+    """Lock a run; return what was `chosen` for the last attempt, and where that continues."""
+    typed_run, found, config = LaunchConfig(resume=str(run_dir)), chosen.found, chosen.config
     _, facts = read_facts(typed_run, found.name, [], os.environ, locks, found)
     if facts.code.copy.folder:  # This process has trained with it, even if it could not note that.
         copy = replace(facts.code.copy, owner="own")
@@ -121,36 +120,30 @@ def _restart(found: FoundTask, config: TrainConfig, run_dir: Path, locks: list[R
     start = decide(typed_run, facts)
     if start.code and start.code != snapshot_folder(run_dir, code_of(found, config).hash):
         found = find_task(found.name, start.code)
-    return found, config, start
+    return replace(chosen, found=found, start=start, lock=next(iter(locks), None))
 
 
-def _attempt(
-    found: FoundTask,
-    config: TrainConfig,
-    start: Start,
-    argv: Sequence[str],
-    locks: Sequence[RunLock],
-) -> tuple[int, LaunchPlan | None]:
+def _attempt(chosen: Chosen) -> tuple[int, LaunchPlan | None]:
     """Train once; return the exit code, and the plan if this process opened the run directory."""
+    found, config, start = chosen.found, chosen.config, chosen.start
     config = replace(config, env_var=take_variables(config.env_var, os.environ))
     with ExitStack() as stack:
         with StopRequest().installed():
-            connections = None
+            connections, outer = None, Rank.from_environ(os.environ)
             names = choose_hosts(config, os.environ)
             if names == [LOCALHOST]:
-                outer = Rank.from_environ(os.environ)
                 started = outer.local_world_size if outer else None
                 hosts = [choose_devices(config, os.environ, started=started)]
             else:
                 reached = reach_hosts(names, found, config, start.is_restart)
                 connections, hosts = stack.enter_context(reached)
-            plan = plan_size(found, config, hosts, os.environ, start)
+            plan = make_plan(found, config, hosts, outer, start)
             is_first, total = plan.rank.rank == 0, plan.config.agent.max_iterations
             if start.checkpoint and (start.iteration or 0) >= total and not config.dry_run:
                 if is_first:
                     if start.run_dir:
                         finish_complete(start.run_dir)
-                    print_line(_why_done(start, plan.config))
+                    print_line(_why_done(plan))
                 return 0, None
             plan = name_files(plan, os.environ, datetime.now())
             if config.dry_run:
@@ -161,7 +154,7 @@ def _attempt(
                 connections = stack.enter_context(HostConnections(names, config))
             run_dir = None
             if is_first:
-                plan, run_dir = _create_run_dir(plan, found, argv, start, locks)
+                plan, run_dir = _create_run_dir(plan, chosen)
                 for line in (f"run directory: {plan.run_dir}", *plan.notes):
                     print_line(line)
                 if plan.checkpoint:
@@ -172,57 +165,27 @@ def _attempt(
         return code, plan if run_dir else None
 
 
-def plan_here(found: FoundTask, config: TrainConfig) -> LaunchPlan:
-    """Return the plan of a new run on this host; UserError if a value does not fit it."""
-    with StopRequest().installed():
-        plan = plan_size(found, config, [choose_devices(config, os.environ)], os.environ)
-    return name_files(plan, os.environ, datetime.now())
-
-
-def plan_size(
-    found: FoundTask,
-    config: TrainConfig,
-    hosts: Sequence[Devices],
-    environ: Mapping[str, str],
-    start: Start = NEW,
-) -> LaunchPlan:
-    """Return the plan with environments and iterations, see `make_plan`; it names no files yet.
-
-    Raises:
-        UserError: also if a worker's rollouts cannot be learned from.
-    """
-    plan = make_plan(found, config, hosts, environ, start)
-    plan.config.check_rollouts()
-    return plan if plan.config.total_steps is None else limit_steps(plan, start)
-
-
-def _why_done(start: Start, config: TrainConfig) -> str:
+def _why_done(plan: LaunchPlan) -> str:
     """Return the message for a run that already has all its iterations, or more."""
-    done, total = start.iteration, config.agent.max_iterations
+    config, done, total = plan.config, plan.start.iteration, plan.config.agent.max_iterations
     length = f"--agent.max-iterations {total}"
     if config.total_steps is not None:
         length = f"--total-steps {config.total_steps}"
     return (
-        f"nothing is left to do: {start.checkpoint} has {'all ' * (done == total)}{done} "
+        f"nothing is left to do: {plan.checkpoint} has {'all ' * (done == total)}{done} "
         f"iterations; {length} is the total, not how many more: raise it to train further"
     )
 
 
-def _create_run_dir(
-    plan: LaunchPlan,
-    found: FoundTask,
-    argv: Sequence[str],
-    start: Start,
-    locks: Sequence[RunLock],
-) -> tuple[LaunchPlan, RunDirectory]:
+def _create_run_dir(plan: LaunchPlan, chosen: Chosen) -> tuple[LaunchPlan, RunDirectory]:
     """Enter the attempt; a name that is taken becomes that of a later second."""
-    when = datetime.now()
+    when, chosen = datetime.now(), replace(chosen, config=plan.config)
     while True:
-        attempt = Attempt(found, plan.config, argv, {"plan": plan.record()}, start)
         try:
-            run_dir = RunDirectory(plan.run_dir, attempt, plan.logs, locks[0] if locks else None)
-            of_run = {"checkpoint": run_dir.checkpoint, "task_hash": run_dir.task_hash}
-            return replace(plan, **of_run, attempt=run_dir.token), run_dir
+            run_dir = RunDirectory(plan.run_dir, chosen, {"plan": plan.record()}, plan.logs)
+            start = replace(plan.start, checkpoint=run_dir.checkpoint)
+            of_run = {"task_hash": run_dir.task_hash, "attempt": run_dir.token}
+            return replace(plan, start=start, **of_run), run_dir
         except FileExistsError:
             when += timedelta(seconds=1)
             plan = name_files(plan, os.environ, when)

@@ -76,7 +76,7 @@ def _finish(
 ) -> int:
     """Record on rank 0, and print, how the attempt ended; return the exit code."""
     if isinstance(end, Failure):
-        if end.mistake and plan.again == "typed":
+        if end.mistake and plan.start.again == "typed":
             if run_dir is None:
                 print(f"rank {plan.rank.rank}: error: {end.message}", file=sys.stderr)
                 return 2

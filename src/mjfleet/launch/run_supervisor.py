@@ -14,8 +14,7 @@ from pathlib import Path
 from mjfleet.errors import Stopped
 from mjfleet.launch.hosts.host_channel import FilePiece, Message, SendSignal, WorkerStatus
 from mjfleet.launch.hosts.host_starter import HostConnection, HostConnections
-from mjfleet.launch.launch_plan import LaunchPlan
-from mjfleet.launch.log_directory import log_name
+from mjfleet.launch.launch_plan import LaunchPlan, log_name
 from mjfleet.launch.output_relay import OutputRelay
 from mjfleet.runs.checkpoints import CHECKPOINT_BYTES, forget_rank_files, rank_files_in
 from mjfleet.utils.console import print_line

@@ -211,21 +211,22 @@ def keep_earlier_layout(run_dir: Path) -> None:
         write_json(folder / PLAN_FILE, _plan_in(record) | how)
 
 
-def end_killed(run_dir: Path, attempts: list[dict[str, Any]]) -> None:
-    """Change the entry of a last attempt whose process was killed before it could record that."""
+def ended_attempts(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the attempts; the last one has ended, if its process was killed before it said so."""
+    attempts = attempts_in(run_dir)
     if attempts and attempts[-1].get("status") == "running":
         attempts[-1] |= {"status": "killed", "iterations": iterations_in(run_dir)}
         if current_attempt(run_dir, attempts)[0] != len(attempts):
             attempts[-1]["is_undone"] = True
+    return attempts
 
 
 def record_failed_start(run_dir: Path, argv: Sequence[str], cause: str, is_restart: bool) -> None:
     """Enter an attempt that has failed before it could start; WorkerError if that cannot be."""
     try:
         with closing(lock_run(run_dir)):
-            attempts = attempts_in(run_dir)
             keep_earlier_layout(run_dir)
-            end_killed(run_dir, attempts)
+            attempts = ended_attempts(run_dir)
             undone = undone_checkpoint(run_dir)
             this = {
                 "argv": list(argv), "started": now(), "ended": now(), "status": "failed",

@@ -53,8 +53,7 @@ class NamedRun:
         """The configuration of its checkpoint, or of the run; UserError if it cannot be read."""
         if self.run_dir is None:
             return config_in(self.path)
-        file = str(config_of(self.run_dir, self.checkpoint))
-        return read_config(file, file)
+        return recorded_config(self.run_dir, self.checkpoint)
 
     @property
     def initial(self) -> Path:
@@ -109,6 +108,12 @@ class NamedRun:
             networks_only=networks_only,
             id=self.record.get("id"),
         )
+
+
+def recorded_config(run_dir: Path, checkpoint: Path | None = None) -> dict[str, Any]:
+    """Return the configuration of a checkpoint, or of a run or group; UserError as read_config."""
+    file = str(config_of(run_dir, checkpoint))
+    return read_config(file, file)
 
 
 def read_run(path: Path, name: str, may_be_replaced: bool = False) -> NamedRun:

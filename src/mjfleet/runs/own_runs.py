@@ -16,8 +16,7 @@ from uuid import uuid4
 
 from platformdirs import user_state_path
 
-from mjfleet.runs.run_json import read_record
-from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.runs.run_json import read_record, write_json
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,9 @@ def add_note(folder: Path, run_id: str, placement: Mapping[str, Any], code: str 
     codes = [one for one in old.codes if one != code] if old else []
     place = str(folder.resolve())
     note = Note(run_id, place, [*placements, dict(placement)], [*codes, *filter(None, [code])])
-    text = json.dumps(asdict(note), indent=2)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(file, lambda opened: opened.write(text.encode()))
+        write_json(file, asdict(note))
 
 
 def remove_note(folder: Path) -> None:

@@ -12,7 +12,7 @@ from mjfleet.config import LaunchConfig, from_dict
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask, Registry, discover
-from mjfleet.runs.attempts import attempts_in, end_killed
+from mjfleet.runs.attempts import ended_attempts
 from mjfleet.runs.config_yaml import task_of
 from mjfleet.runs.find_run import find_run, is_of_this_user
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
@@ -114,8 +114,7 @@ def again_of(run_dir: Path | None, argv: Sequence[str], environ: Mapping[str, st
     if run_dir is None:
         return "typed"
     with suppress(OSError, ValueError, LookupError, UserError):
-        attempts = attempts_in(run_dir)
-        end_killed(run_dir, attempts)
+        attempts = ended_attempts(run_dir)
         learned = [one for one in attempts if one["iterations"] and not one.get("is_undone")]
         if any(one["argv"] == argv for one in learned):
             return "same"

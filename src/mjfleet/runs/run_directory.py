@@ -3,18 +3,16 @@
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from secrets import token_hex
+from types import MappingProxyType
 from typing import Any
 
 from mjfleet.config import TrainConfig
 from mjfleet.errors import UserError
-from mjfleet.registry import FoundTask
 from mjfleet.runs.attempts import (
     ATTEMPTS,
     PLAN_FILE,
@@ -22,7 +20,7 @@ from mjfleet.runs.attempts import (
     attempts_in,
     complete,
     current_attempt,
-    end_killed,
+    ended_attempts,
     folder_of,
     keep_earlier_layout,
     remove,
@@ -42,13 +40,12 @@ from mjfleet.runs.run_lock import (
     BRIEF_SECONDS,
     LOCK_FILE,
     REQUEUE_SECONDS,
-    RunLock,
     is_locked,
     lock_run,
 )
-from mjfleet.runs.start import Start
-from mjfleet.runs.task_snapshot import FOLDER, TaskCode, code_of, keep, snapshot_folder
-from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.runs.start import Chosen
+from mjfleet.runs.task_snapshot import FOLDER, code_of, keep, snapshot_folder
+from mjfleet.utils.atomic_write import copy_atomically
 from mjfleet.utils.console import in_a_line, print_error
 from mjfleet.utils.input_files import FOLDER as FILES
 from mjfleet.utils.made_folders import make_folder, remove_empty
@@ -68,23 +65,6 @@ last: without run.json it is no run, without group.json no group."""
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """An attempt to train, which is about to start."""
-
-    found: FoundTask
-    config: TrainConfig
-    argv: Sequence[str]
-    entries: Mapping[str, Any]  # What run.json records besides: the launch plan, or a group's kind.
-    start: Start
-    placement: Mapping[str, Any] = field(default_factory=dict)  # More for the note.
-
-    @property
-    def is_group(self) -> bool:
-        """Whether it is of a group, whose members train in directories of their own."""
-        return "kind" in self.entries
-
-
 class RunDirectory:
     """The directory of a run or a group in which an attempt is about to start.
 
@@ -97,25 +77,33 @@ class RunDirectory:
     """
 
     def __init__(
-        self, path: Path, attempt: Attempt, logs: Path | None, lock: RunLock | None = None
+        self,
+        path: Path,
+        chosen: Chosen,
+        entries: Mapping[str, Any],
+        logs: Path | None = None,
+        placement: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Enter an attempt into the run's directory where it starts, or that of a new run.
 
-        The folder of a new run is made; --run-dir may be one that holds no run. `logs` is the
-        folder of the workers' output. `lock` is the run's, if it is held.
+        The folder of a new run is made; --run-dir may be one that holds no run. `entries` are what
+        run.json records besides: the launch plan, or a group's `kind`, whose members train in
+        directories of their own. `logs` is the folder of the workers' output, `placement` more for
+        the note.
 
         Raises:
             UserError: a folder cannot be made or written, holds a link, or is locked.
             FileExistsError: another run has taken a name that is not typed, or that of the logs; a
-                `lock` that was given is still held.
+                `lock` of `chosen` is still held.
         """
-        self.path, self.checkpoint, self.copied = path.absolute(), attempt.start.checkpoint, None
-        self.task_hash, self.token, self._is_new = "", token_hex(8), attempt.start.run_dir is None
-        self._file = self.path / (GROUP_FILE if attempt.is_group else RECORD_FILE)
+        self.path, self.checkpoint, self.copied = path.absolute(), chosen.start.checkpoint, None
+        self.task_hash, self.token, self._is_new = "", token_hex(8), chosen.start.run_dir is None
+        self._is_group = "kind" in entries
+        self._file = self.path / (GROUP_FILE if self._is_group else RECORD_FILE)
         self._made = list[Path]()  # The folders that were made for this attempt, parents last.
         self._log: LauncherLog | None = None
         if self._is_new:
-            is_typed = bool(attempt.config.run_dir)
+            is_typed = bool(chosen.config.run_dir)
             self._made = make_folder(path, "--run-dir" if is_typed else "--log-root")
             if path not in self._made and not is_typed:
                 raise FileExistsError(path)
@@ -126,9 +114,9 @@ class RunDirectory:
                 self._made = [*made, *self._made]
                 if logs not in made:
                     raise FileExistsError(logs)
-            self._is_locked_first = lock is None
+            self._is_locked_first = chosen.lock is None
             patience = REQUEUE_SECONDS if self._is_new else BRIEF_SECONDS
-            self._lock = lock or lock_run(path, patience)
+            self._lock = chosen.lock or lock_run(path, patience)
             if self._is_new and self._file.exists():
                 self._lock.close()
                 raise UserError(BEGUN.format(path))
@@ -137,7 +125,7 @@ class RunDirectory:
             raise
         self._logs = logs
         try:
-            self._enter(attempt, code_of(attempt.found, attempt.config))
+            self._enter(chosen, entries, placement)
         except OSError as error:
             self.leave()
             raise UserError(f"{self.path}: {error.strerror}.") from None
@@ -157,8 +145,7 @@ class RunDirectory:
             hash_ = this["code"]["hash"]
             if hash_ not in [(entry.get("code") or {}).get("hash") for entry in before]:
                 shutil.rmtree(snapshot_folder(self.path, hash_), ignore_errors=True)
-            is_group = self._file.name == GROUP_FILE
-            is_earlier = not (is_group or any(TOKEN in entry for entry in before))
+            is_earlier = not (self._is_group or any(TOKEN in entry for entry in before))
             own = self.path / ATTEMPTS if is_earlier else folder_of(self.path, len(before) + 1)
             shutil.rmtree(own, ignore_errors=True)
             for record in (self.path / "failures").glob("rank*.json"):
@@ -197,46 +184,49 @@ class RunDirectory:
             why = in_a_line(error) if self._file.exists() else "it is gone"
             logger.warning("%s does not say how the run ended: %s", self._file, why)
 
-    def _enter(self, attempt: Attempt, code: TaskCode) -> None:
+    def _enter(
+        self, chosen: Chosen, entries: Mapping[str, Any], placement: Mapping[str, Any]
+    ) -> None:
         """Write run.json, then the attempt's folder and the task's code."""
-        path, config, parent = self.path, attempt.config, attempt.start.parent
-        found, attempts, self.task_hash = attempt.found, attempts_in(path), code.hash
+        found, config, start = chosen.found, chosen.config, chosen.start
+        path, parent, code = self.path, start.parent, code_of(found, config)
+        self.task_hash = code.hash
         if not self._is_new:
             complete(path)
             keep_earlier_layout(path)
-            end_killed(path, attempts)
+        attempts = ended_attempts(path)
         for record in [record for record in (path / "failures").glob("*") if record.is_file()]:
             aside = path / "failures" / f"attempt_{len(attempts)}"
             aside.mkdir(exist_ok=True)
             record.replace(aside / record.name)
-        if parent and not attempt.is_group:
+        if parent and not self._is_group:
             name = INIT if parent.networks_only else f"model_{parent.iteration or 0}.pt"
             self.copied, self.checkpoint = self.checkpoint, path / "checkpoints" / name
         package, record = Path(str(resources.files("mjfleet"))), read_record(path)
         different = differences(config, found.defaults())
         plan = {
             **begun_with(record, config, parent),
-            "id": id_of(path) if attempt.is_group else self._run_id(config, parent),
+            "id": id_of(path) if self._is_group else self._run_id(config, parent),
             "task": found.name,
             "seed": config.agent.seed,
             "host": os.uname().nodename,
             "pid": os.getpid(),
             "changed": {n: {"value": v, "default": d} for n, (v, d) in different.items()},
-            **attempt.entries,
+            **entries,
             "versions": stack_versions(*config.agent.packages),
             "git": git_state([package, found.folder]),
         }
         this = {
-            "argv": list(attempt.argv),
+            "argv": list(chosen.argv),
             "started": now(),
             "iterations": 0,
             "ended": None,
             "status": "running",
             "checkpoint": self.checkpoint.name if self.checkpoint else None,
-            "is_restart": attempt.start.is_restart,
+            "is_restart": start.is_restart,
             "code": {"hash": code.hash, "left_out": list(code.left_out)},
         }
-        if not attempt.is_group:
+        if not self._is_group:
             this[TOKEN] = self.token
         write_attempts(path, [*attempts, this], plan, self._file)
         folder = folder_of(path, len(attempts) + 1)
@@ -246,23 +236,23 @@ class RunDirectory:
         write_config(folder / CONFIG_FILE, found.name, config, path / CONFIG_FILE)
         self._log = LauncherLog(folder / "launcher.log", encoding="utf-8", delay=True)
         logging.getLogger().addHandler(self._log)
-        if attempt.is_group:
+        if self._is_group:
             complete(path)
         else:
             (path / "checkpoints").mkdir(exist_ok=True)
             keep(code, path)
-            copy_files(found, config, path, attempt.start.base)
+            copy_files(found, config, path, start.base)
         if self.copied and self.checkpoint:
             copies = {self.copied: self.checkpoint}
             if self.checkpoint.name != INIT:
                 copies |= {x: self.checkpoint.parent / x.name for x in rank_files_of(self.copied)}
             for source, copy in copies.items():
                 with source.open("rb") as original:
-                    write_atomically(copy, partial(shutil.copyfileobj, original))
-        if self._is_new and not attempt.is_group:
+                    copy_atomically(original, copy)
+        if self._is_new and not self._is_group:
             write_pointer(path, 1, parent.iteration or 0 if parent else 0)
             complete(path)
-        add_note(path, plan["id"], {**placement_of(config), **attempt.placement}, code.hash)
+        add_note(path, plan["id"], {**placement_of(config), **placement}, code.hash)
 
     def _run_id(self, config: TrainConfig, parent: Parent | None) -> str:
         """Return the run's id: that of a run begun here, WANDB_RUN_ID, or a new one."""
@@ -291,8 +281,7 @@ class LauncherLog(logging.FileHandler):
 def finish_complete(run_dir: Path) -> None:
     """Record that a run has finished which was killed, or failed, after its last iteration."""
     check_run_folder(run_dir)
-    attempts, folder = attempts_in(run_dir), run_dir / "checkpoints"
-    end_killed(run_dir, attempts)
+    attempts, folder = ended_attempts(run_dir), run_dir / "checkpoints"
     entry = attempts[current_attempt(run_dir, attempts)[0] - 1] if attempts else {}
     done = {"status": "finished", "iterations": completed_iterations(run_dir)}
     entry |= done | {"ended": entry.get("ended") or now()}

@@ -1,16 +1,14 @@
 """Files that a task's configuration names, such as clips: pinned at the start, copied into runs."""
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from mjfleet.config import EnvConfig, TrainConfig
 from mjfleet.config.field_kinds import leaves
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
-from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.utils.atomic_write import copy_atomically
 from mjfleet.utils.input_files import (
     FILE_BYTES,
     FOLDER,
@@ -60,7 +58,7 @@ def copy_files(found: FoundTask, config: TrainConfig, run_dir: Path, *others: Pa
             if not (copy := run_dir / FOLDER / file.copy).exists():
                 copy.parent.mkdir(exist_ok=True)
                 with open_regular(file.path, FILE_BYTES, may_link=True) as original:
-                    write_atomically(copy, partial(shutil.copyfileobj, original))
+                    copy_atomically(original, copy)
 
 
 def file_fields(config: EnvConfig) -> dict[str, Sequence[str]]:

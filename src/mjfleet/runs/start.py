@@ -18,6 +18,7 @@ from mjfleet.registry import FoundTask
 from mjfleet.runs.checkpoints import INIT, iterations_done
 from mjfleet.runs.config_yaml import differences
 from mjfleet.runs.named_run import NamedRun, Parent, check_task
+from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.task_snapshot import Snapshot
 
 INIT_STD = "agent.actor.distribution.init_std"
@@ -133,8 +134,17 @@ class Start:
 
 
 NEW = Start()
-Chosen = tuple[FoundTask, TrainConfig, Start]
-"""A task, what is to be trained, and where that starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A task, what is to be trained, and where that starts."""
+
+    found: FoundTask
+    config: TrainConfig
+    start: Start = NEW
+    argv: Sequence[str] = ()  # The command, as the record shows it.
+    lock: RunLock | None = None  # Of the run that continues.
 
 
 def matching(table: Sequence[tuple[Any, ...]], facts: Sequence[str]) -> list[str]:

@@ -30,11 +30,11 @@ from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.seeds import count_seeds
 from mjfleet.launch.devices import choose_devices, needs_gpus
-from mjfleet.launch.launch_plan import describe_size
-from mjfleet.launch.launch_training import plan_size
+from mjfleet.launch.launch_plan import describe_size, make_plan
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.command import PROG, define_sweep
 from mjfleet.utils.console import print_line
+from mjfleet.worker.rank_environment import Rank
 
 TEMPLATES = Path(__file__).with_name("templates")
 SAVE_SECONDS = 120
@@ -188,7 +188,8 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
     # In the job, --as-trained is about the run in --run-dir.
     if "fork" in typed_fields(job_command):
         rest = without_fields(rest, ["as_trained"])
-    found, config, start = configure([*rest, "--dry-run"])
+    chosen = configure([*rest, "--dry-run"])
+    found, config, start = chosen.found, chosen.config, chosen.start
     runs = count_seeds(config) if config.seeds else int(start.is_group)
     if own:
         study = define_sweep(own, found, config)
@@ -209,19 +210,15 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
         shares = divide_devices(config, {}, runs, config.per_run, gpus, cores)
         sizes = [f"runs: {runs}, {len(shares)} at a time, each on {shares[0].size}"]
         one = replace(config, gpu_ids=list(shares[0].gpus) or None)
-        devices, place = choose_devices(one, {}, gpus), {}
+        devices, place = choose_devices(one, {}, gpus), None
         processes, restarts = 1, 0  # Each run restarts by itself.
     else:
         if restarts:
             job_command = [*without_fields(job_command, ["max_restarts"]), "--max-restarts", "0"]
         config, sizes, processes = replace(config, max_restarts=0), [], workers
         devices = choose_devices(config, {}, gpus, started=workers)
-        # By these variables the first worker will know its place.
-        place = {
-            "WORLD_SIZE": str(arguments.nodes * workers), "LOCAL_WORLD_SIZE": str(workers),
-            "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1",
-        }  # fmt: skip
-    plan = plan_size(found, config, [replace(devices, cores=cores)], place, start)
+        place = Rank(world_size=arguments.nodes * workers, local_world_size=workers)
+    plan = make_plan(found, config, [replace(devices, cores=cores)], place, start)
     name = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:30].rstrip("-")
     return ClusterJob(
         sizes=[*sizes, *(f"{name}: {size}" for name, size in describe_size(plan).items())],

@@ -14,11 +14,11 @@ from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import enter_group
-from mjfleet.groups.seeds import group_config
+from mjfleet.groups.seeds import group_of
+from mjfleet.launch.hosts.host_environment import without_values
 from mjfleet.registry import FoundTask
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.run_json import record_of
-from mjfleet.runs.run_lock import RunLock
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
@@ -43,11 +43,11 @@ def sweep(argv: Sequence[str]) -> int:
     folder_id = secrets.token_hex(8)
     if wanted.resume is not None:
         flags = [*flags, "--resume", wanted.resume]
-    locks = list[RunLock]()
-    found, config, start = configure(flags, locks)
-    if existing := start.run_dir:
+    chosen = configure(flags)
+    if existing := chosen.start.run_dir:
         wanted, folder_id = _recorded(existing, argv), str(record_of(existing).get("folder_id"))
-    config = group_config(config, "or start a sweep on each machine, with the same --storage.")
+    chosen = group_of(chosen, "or start a sweep on each machine, with the same --storage.")
+    found, config = chosen.found, chosen.config
     workers = divide_devices(config, os.environ, 1, config.per_run)[0].workers
     study = define_sweep(wanted, found, config, workers)
     from mjfleet.sweep.study import check_storage
@@ -66,10 +66,8 @@ def sweep(argv: Sequence[str]) -> int:
         return 0
     arguments = asdict(replace(wanted, storage=None, resume=None))
     entries = {"kind": SWEEP_KIND, "arguments": arguments, "folder_id": folder_id}
-    place = {"storage": storage}
-    folder, attempt = enter_group(
-        found, study.config, [SWEEP_KIND, *argv], start, locks, entries, place
-    )
+    chosen = replace(chosen, config=study.config, argv=[SWEEP_KIND, *without_values(argv)])
+    folder, attempt = enter_group(chosen, entries, {"storage": storage})
     with closing(attempt):
         if not storage:
             try:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -33,6 +34,11 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
             os.close(folder)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def copy_atomically(original: BinaryIO, path: Path) -> None:
+    """Create or replace `path` with what is left in a file, as `write_atomically` does."""
+    write_atomically(path, lambda file: shutil.copyfileobj(original, file))
 
 
 def digests(folder: Path) -> dict[str, str]:

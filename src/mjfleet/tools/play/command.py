@@ -175,7 +175,7 @@ def _play(
     devices = choose_devices(config, os.environ)
     if len(devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")
-    plan = make_plan(found, config, [devices], {})
+    plan = make_plan(found, config, [devices])
     played = run.policy if run else parsed.actions
     assert played is not None
     name = played.name if isinstance(played, Path) else f"{played} actions"
