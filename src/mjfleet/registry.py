@@ -73,7 +73,7 @@ class FoundTask:
         class as before or derived from that. UserError if the class cannot be loaded.
         """
         kind: Any = SACConfig if name == "sac" else PPOConfig
-        usual, changed = config.agent.algorithm, dict[str, Any]()
+        usual = config.agent.algorithm
         if usual.name == name:
             return config
         if is_class_path(name):
@@ -86,11 +86,7 @@ class FoundTask:
         if isinstance(usual, kind):
             chosen = replace(usual, name=name)
         else:
-            if issubclass(kind, type(usual)):
-                first = type(usual)()
-                values = {field.name: getattr(usual, field.name) for field in fields(usual)}
-                changed = {n: value for n, value in values.items() if value != getattr(first, n)}
-            chosen = kind(**changed | {"name": name})
+            chosen = kind(**kind.values_of_task(usual) | {"name": name})
         config = replace(config, agent=replace(config.agent, algorithm=chosen))
         return from_dict(config, nested(kind.usual))
 

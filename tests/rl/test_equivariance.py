@@ -104,7 +104,7 @@ def test_moments_are_those_of_samples_and_their_images() -> None:
 
 
 def test_a_function_that_is_no_mirror_is_refused() -> None:
-    with pytest.raises(UserError, match="is a mirror: it swaps the numbers of `actions`"):
+    with pytest.raises(UserError, match="must be a mirror: it swaps the numbers of `actions`"):
         tied(agent(), function=scale)
 
 

@@ -1,7 +1,7 @@
 """What every algorithm is configured by, and PPO's: its numbers, novelty rewards, symmetry."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from mjfleet.config.field_kinds import Kind
@@ -87,6 +87,15 @@ class AlgorithmConfig(Checked, flags="agent.algorithm."):
     from a replay), `distillation` (the policy imitates the one of `--teacher`), or `module:Class`:
     a subclass of Learner in mjfleet.rl.learner or of rsl_rl's PPO, whose own numbers are then
     flags."""
+
+    @classmethod
+    def values_of_task(cls, usual: "AlgorithmConfig") -> dict[str, Any]:
+        """Return the values of this class's fields that a task gives by its own algorithm."""
+        if not issubclass(cls, type(usual)):
+            return {}
+        first = type(usual)()
+        values = {field.name: getattr(usual, field.name) for field in fields(usual)}
+        return {name: value for name, value in values.items() if value != getattr(first, name)}
 
     @property
     def envs_per_group(self) -> int:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from mjfleet.config.algorithm_config import AlgorithmConfig
+from mjfleet.config.algorithm_config import AlgorithmConfig, PPOConfig, SymmetryConfig
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.validation import Count, Fraction, LayerSizes, Positive, between
+from mjfleet.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +45,11 @@ class SACConfig(AlgorithmConfig):
     """Transitions before the first update, in which the untrained policy acts."""
     save_replay: Annotated[bool, Kind.OPERATION] = True
     """Whether checkpoints hold the replay."""
-    noise_memory: Count = 256
+    noise_memory: Count = 16
     """Steps in which the noise of exploration changes, at most: pink noise (Eberhard et al. 2023,
     ICLR); 1: each step's is independent."""
+    symmetry_cfg: SymmetryConfig | None = None
+    """A robot's mirror symmetry, by which half of each batch is mirrored; set by the task."""
     actor_delay: Count = 2
     """Updates of the critics for one of the actor (Fujimoto et al. 2018, arXiv:1802.09477)."""
     actor_hidden_dims: LayerSizes = (128, 128)
@@ -68,3 +71,24 @@ class SACConfig(AlgorithmConfig):
     """Weight of the entropy at first."""
     target_std: Positive = 0.15
     """Deviation of actions, as a share of their limits, whose entropy the temperature aims at."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        symmetry = self.symmetry_cfg
+        if symmetry and (symmetry.use_equivariant_networks or symmetry.use_mirror_loss):
+            raise UserError(
+                "--agent.algorithm.symmetry-cfg: sac mirrors samples; choose use-data-augmentation "
+                "alone, without use-equivariant-networks and use-mirror-loss."
+            )
+
+    @classmethod
+    def values_of_task(cls, usual: AlgorithmConfig) -> dict[str, Any]:
+        if not (isinstance(usual, PPOConfig) and usual.symmetry_cfg):
+            return super().values_of_task(usual)
+        function = usual.symmetry_cfg.data_augmentation_func
+        symmetry = SymmetryConfig(data_augmentation_func=function, use_data_augmentation=True)
+        return super().values_of_task(usual) | {"symmetry_cfg": symmetry}
+
+    @property
+    def mirrors_samples(self) -> bool:
+        return self.symmetry_cfg is not None and self.symmetry_cfg.use_data_augmentation

@@ -53,7 +53,7 @@ class Equivariance:
         groups, actions = read_mirrors(mirror, sizes, num_actions, device)
         deviations = Mirror(actions.source, torch.ones_like(actions.sign))
         images: dict[Any, Mirror] = dict.fromkeys(distribution.parameters(), deviations)
-        self.inputs = {x: _join([groups[name] for name in x.obs_groups]) for x in networks}
+        self.inputs = {x: join([groups[name] for name in x.obs_groups]) for x in networks}
         """The mirror of what each network observes."""
         for network in networks:
             linears = [layer for layer in network.mlp if isinstance(layer, nn.Linear)]
@@ -65,7 +65,7 @@ class Equivariance:
                     outputs = Mirror(outputs.source.flip(0), outputs.sign)
                 elif network.distribution is not None:
                     # Deviations by observation follow the means.
-                    outputs = _join([actions, deviations]) if size > num_actions else actions
+                    outputs = join([actions, deviations]) if size > num_actions else actions
                 images[layer.weight] = _of_matrix(outputs, inputs)
                 images[layer.bias] = outputs
                 inputs = outputs
@@ -77,7 +77,7 @@ class Equivariance:
             )
         rest = _same(1, device)  # The KL divergence.
         free = {p: _same(p.numel(), device) for p in gradient.parameters}
-        self._image = _join([*((free | images)[p] for p in gradient.parameters), rest])
+        self._image = join([*((free | images)[p] for p in gradient.parameters), rest])
         self._gradient, self._flat = gradient, gradient.flat
         for parameter in own:
             image, old = images[parameter], parameter.detach().flatten()
@@ -129,8 +129,9 @@ def _read(name: str, rows: torch.Tensor) -> Mirror:
             if torch.equal(twice.source, unchanged) and bool((twice.sign == 1).all()):
                 return mirror
     raise UserError(
-        f"{TIES_WEIGHTS} needs a data-augmentation-func that is a mirror: it swaps the numbers of "
-        f"`{name}`, changes some signs, and undoes itself. It returns samples, then their images."
+        "--agent.algorithm.symmetry-cfg.data-augmentation-func must be a mirror: it swaps the "
+        f"numbers of `{name}`, changes some signs, and undoes itself. It returns samples, then "
+        "their images."
     )
 
 
@@ -144,7 +145,7 @@ def _of_matrix(outputs: Mirror, inputs: Mirror) -> Mirror:
     return Mirror(index.flatten(), (outputs.sign[:, None] * inputs.sign).flatten())
 
 
-def _join(mirrors: list[Mirror]) -> Mirror:
+def join(mirrors: list[Mirror]) -> Mirror:
     """Return the mirror of tensors that follow each other."""
     first, index = 0, []
     for mirror in mirrors:

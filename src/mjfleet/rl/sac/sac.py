@@ -23,6 +23,7 @@ from mjfleet.rl.device.gpu_usage import free_memory
 from mjfleet.rl.device.graph_capture import Captured
 from mjfleet.rl.learner import Learner, Load, Setup, Step
 from mjfleet.rl.normalizers import add_samples
+from mjfleet.rl.sac.mirrored_half import MirroredHalf
 from mjfleet.rl.sac.networks import Critics, SquashedActor
 from mjfleet.rl.sac.pink_noise import PinkNoise
 from mjfleet.rl.sac.replay import Replay, Samples
@@ -75,7 +76,9 @@ class SAC(Learner):
         self.noise = PinkNoise(env.num_envs, env.num_actions, config.noise_memory, device)
         self.add_state("noise_values", self.noise.values, "env")
         names = sorted({*agent.obs_groups.actor, *agent.obs_groups.critic})
-        self.replay = self._make_replay({name: obs[name] for name in names})
+        seen = {name: obs[name] for name in names}
+        self.mirrored = MirroredHalf(setup, seen) if config.mirrors_samples else None
+        self.replay = self._make_replay(seen)
         self.batch_size = max(1, config.batch_size // ranks)
         self._before, self._following = (self.replay.room(self.batch_size) for _ in range(2))
         """The observations of the batch, and those after it, at fixed addresses."""
@@ -227,7 +230,8 @@ class SAC(Learner):
             groups = [torch.cat([self.replay.observations[group][part] for part in parts])
                       for group in network.obs_groups]  # fmt: skip
             rows = torch.cat(groups, dim=-1).flatten(0, 1)
-            add_samples(network.obs_normalizer, rows, self.collectives)
+            mirror = self.mirrored and self.mirrored.of_groups(network.obs_groups)
+            add_samples(network.obs_normalizer, rows, self.collectives, mirror)
         moments = [network.obs_normalizer.state_dict() for network in (self.target, self.critic)]
         torch.ops.aten._foreach_copy_(*([*one.values()] for one in moments))
         self.rewards.learn(self.collectives)
@@ -238,6 +242,8 @@ class SAC(Learner):
         self.replay.observed(before, self._before)
         self.replay.observed(after, self._following)
         torch.ops.aten._foreach_copy_(self._rest, rest)
+        if self.mirrored:
+            self.mirrored.apply(self._before, self._following, actions=self._rest[0])
 
     def _learn_critics(self) -> None:
         """Write the critics' gradients for the batch."""
