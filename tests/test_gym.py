@@ -24,6 +24,21 @@ def test_gymnasiums_checker_accepts_each_kind_of_task(task: str) -> None:
     check_env(make(task, num_threads=1), skip_render_check=True)
 
 
+def test_an_end_renders_once_more_and_other_steps_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = make_vector("cartpole-balance-depth", num_envs=2, env={"episode_seconds": 0.1})
+    views, render = list[Any](), envs.env.sim._images
+    count = lambda view: views.append(view) or render(view)  # noqa: E731
+    monkeypatch.setitem(vars(envs.env.sim), "_images", count)
+    envs.reset(seed=1)
+    renderings = list[int]()
+    for _ in range(4):
+        views.clear()
+        *_, infos = envs.step(envs.action_space.sample())
+        assert ("final_obs" in infos) == (len(views) == 2)
+        renderings.append(len(views))
+    assert renderings == [1, 2, 1, 2]
+
+
 def test_an_end_returns_the_first_observation_and_the_final_one() -> None:
     calm = {"random": {"noise": 0.0}}  # Resets draw numbers before the noise of observations.
     fields = {**calm, "episode_seconds": 0.1}, calm

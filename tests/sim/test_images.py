@@ -1,9 +1,13 @@
 """Images show what MuJoCo's own rays hit, in each world, on both engines."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import mujoco
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -178,6 +182,32 @@ def test_the_same_state_is_rendered_once_also_when_it_is_restored(
     restore()
     assert sim.images("fixed", 9, 9)["depth"].equal(first)
     assert len(views) == 3
+
+
+def test_the_first_rendering_of_a_view_alone_is_surrounded_as_what_may_compile(sim: Any) -> None:
+    surrounded = list[str]()
+
+    @contextmanager
+    def note() -> Iterator[None]:
+        surrounded.append("begins")
+        yield
+        surrounded.append("ends")
+
+    sim.while_compiling = note
+    for width in (9, 9, 10):
+        sim.images("fixed", width, 9)
+        sim.note_move()
+    assert surrounded == ["begins", "ends"] * 2
+
+
+def test_images_that_do_not_fit_in_memory_are_one_message_with_the_number_that_does(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = 9 * 10 * (4 + 4 + 4 + 3)  # Of depth and colours, in the renderer and as copies.
+    total = 2 * image + image // 2
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    with pytest.raises(UserError, match=r"images need at least .* environments 2 would fit: lower"):
+        sim.images("fixed", 9, 10, ("depth", "rgb"))
 
 
 @pytest.mark.parametrize(

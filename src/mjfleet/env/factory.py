@@ -43,6 +43,7 @@ def build_env(
     group_size: int = 1,
     runs: Sequence[Path] = (),
     while_compiling: Callable[[], AbstractContextManager[object]] = nullcontext,
+    first_images: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Env[Any]:
     """Build a task's environment; call it inside `on_device`.
 
@@ -57,6 +58,7 @@ def build_env(
         group_size: see Env.
         runs: folders with copies of the files that the configuration names.
         while_compiling: surrounds what may compile kernels.
+        first_images: surrounds the first rendering of each view, likewise.
 
     Raises:
         UserError: the task's class, or its sizes, are not what they have to be, or a package that
@@ -89,7 +91,9 @@ def build_env(
             njmax=cfg.njmax,
             deterministic=config.deterministic,
         )
+        sim.while_compiling = first_images
         env = env_class(cfg, sim, seed, shard, group_size, places)
+        sim.while_compiling = nullcontext  # Later, workers may render what others do not.
     env.on_nan = config.on_nan
     built = {"num_actions": env.num_actions, "observation_sizes": observation_sizes(env)}
     for what, found_size in built.items():

@@ -14,7 +14,7 @@ import torch
 from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.sim import ImageKind, group_flags
-from mjfleet.sim.view import make_view
+from mjfleet.sim.view import check_kinds, make_view
 
 Kind = Literal["depth", "distance", "rgb", "segmentation"]
 Images = dict[Kind, torch.Tensor]
@@ -62,25 +62,17 @@ class Camera:
         self.env, self.name, self.width, self.height = env, name, width, height
         self.near, self.far, self._every, self._groups = near, far, every, groups
         where = f"{type(env).__name__}: Camera {name!r}"
-        known = get_args(Kind)
-        rules = {
-            f"kinds is {kinds!r}; it must be some of {known}": isinstance(kinds, str)
-            or not kinds
-            or not {*kinds} <= {*known},
-            f"every is {every!r}; it must be a whole number of steps above 0": not (
-                isinstance(every, int) and every > 0
-            ),
-            f"near is {near} and far {far}; they must be numbers, 0 <= near < far": not (
-                0 <= near < far < math.inf
-            ),
-        }
-        for text in (text for text, is_broken in rules.items() if is_broken):
-            raise UserError(f"{where}: {text}.")
-        self.kinds: tuple[Kind, ...] = tuple(kinds)
-        self._rendered: list[ImageKind] = [
-            "depth" if kind == "distance" else kind for kind in self.kinds
-        ]
         try:
+            check_kinds(kinds, get_args(Kind))
+            if not (isinstance(every, int) and every > 0):
+                raise UserError(f"every is {every!r}; it must be a whole number of steps above 0.")
+            if not 0 <= near < far < math.inf:
+                text = "they must be numbers, 0 <= near < far"
+                raise UserError(f"near is {near} and far {far}; {text}.")
+            self.kinds: tuple[Kind, ...] = tuple(kinds)
+            self._rendered: list[ImageKind] = [
+                "depth" if kind == "distance" else kind for kind in self.kinds
+            ]
             size = name, width, height
             make_view(env.sim.model, *size, self._rendered, group_flags(groups))
         except UserError as error:

@@ -19,6 +19,7 @@ from mjfleet.config.validation import is_class_path
 from mjfleet.env import Env
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
+from mjfleet.rl.device.gpu_usage import free_memory
 from mjfleet.utils.memory import check_fits
 
 
@@ -101,13 +102,14 @@ def encoders_of(actor: Any, kind: type[models.MLPModel]) -> dict[str, Any]:
 def make_storage(
     env: Env[Any], agent: AgentConfig, device: str, kind: str = "rl"
 ) -> RolloutStorage:
-    """Return room for a rollout; UserError if it does not fit in the memory of the host."""
+    """Return room for a rollout; UserError if it does not fit in the memory of the device."""
     obs = env.get_observations()
-    if device == "cpu":
-        seen: Any = obs.values()
-        observed = sum(group[0].numel() * group.element_size() for group in seen)
-        steps, each = env.num_envs * agent.num_steps_per_env, observed + 4 * env.num_actions
-        check_fits(f"{steps:,} steps of a rollout", steps * each, env.num_envs)
+    seen: Any = obs.values()
+    steps, observed = env.num_envs * agent.num_steps_per_env, sum(x[0].nbytes for x in seen)
+    size = steps * (observed + 4 * env.num_actions)
+    gpu = "" if device == "cpu" else device
+    what = f"{steps:,} steps of a rollout"
+    check_fits(what, size, env.num_envs, gpu, free_memory(device))
     shape = env.num_envs, agent.num_steps_per_env
     return RolloutStorage(kind, *shape, obs, [env.num_actions], device)
 

@@ -3,6 +3,7 @@
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from operator import attrgetter
 from typing import Any, ClassVar, Literal
@@ -15,6 +16,7 @@ from mjfleet.errors import UserError
 from mjfleet.sim.buffer_use import BufferUse
 from mjfleet.sim.deferred import Deferred, read
 from mjfleet.sim.view import ImageKind, View, make_view
+from mjfleet.utils.memory import check_fits
 
 STATE_FIELDS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos",
@@ -92,6 +94,8 @@ class Simulation(ABC):
         """The number of the newest change of the worlds' poses."""
         self._newest: dict[View, tuple[int, dict[ImageKind, torch.Tensor]]] = {}
         """Images by what they show, with the number of the change after which they were made."""
+        self.while_compiling: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Surrounds the first rendering of a view, which may compile kernels."""
 
     @abstractmethod
     def step(self, n: int = 1) -> None:
@@ -247,11 +251,18 @@ class Simulation(ABC):
             and `mujoco.mjtObj` of what is seen, -1 for nothing.
 
         Raises:
-            UserError: there is no such camera, an argument is not as above, or the model has
-                something that MuJoCo-Warp lacks.
+            UserError: there is no such camera, an argument is not as above, the images do not fit
+                in memory, or the model has something that MuJoCo-Warp lacks.
         """
         view = make_view(self.model, camera, width, height, kinds, group_flags(groups))
-        move, images = self._newest.get(view, (None, {}))
+        if view not in self._newest:
+            size = self.num_envs * sum(each.nbytes for each in (view, *self._newest))
+            gpu = str(self.device) if self.device.type == "cuda" else ""
+            free = torch.cuda.mem_get_info(self.device)[0] if gpu else 0
+            check_fits("images", size, self.num_envs, gpu, free)
+            with self.while_compiling():
+                self._newest[view] = self._move, self._images(view)
+        move, images = self._newest[view]
         if move != self._move:
             images = self._images(view)
             self._newest[view] = self._move, images

@@ -12,6 +12,10 @@ from mjfleet.errors import UserError
 ImageKind = Literal["depth", "rgb", "segmentation"]
 
 
+PIXEL_BYTES = {"depth": 4 + 4, "rgb": 4 + 3, "segmentation": 8 + 8}
+"""What a pixel takes in the renderer, and in the images that are returned."""
+
+
 @dataclass(frozen=True)
 class View:
     """Images of one camera, as `Simulation.images` takes them."""
@@ -22,6 +26,11 @@ class View:
     kinds: tuple[ImageKind, ...]
     groups: tuple[bool, ...]
     """For each of MuJoCo's geom groups whether its geoms are seen."""
+
+    @property
+    def nbytes(self) -> int:
+        """The least that a world's images take."""
+        return self.width * self.height * sum(PIXEL_BYTES[kind] for kind in self.kinds)
 
 
 def make_view(
@@ -45,11 +54,15 @@ def make_view(
     for what, size in (("width", width), ("height", height)):
         if not isinstance(size, int) or size < 1:
             raise UserError(f"{what} is {size!r}; it must be a whole number of pixels above 0.")
-    known = get_args(ImageKind)
-    if isinstance(kinds, str) or not kinds or not {*kinds} <= {*known}:
-        raise UserError(f"kinds is {kinds!r}; it must be some of {known}, such as ('depth',).")
+    check_kinds(kinds, get_args(ImageKind))
     seen = np.array(groups)[model.geom_group.clip(0, len(groups) - 1)]
     if not seen.any():
         used = ", ".join(map(str, np.unique(model.geom_group))) or "none"
         raise UserError(f"no geom to see is in the groups {groups}; there are some in: {used}.")
     return View(index, width, height, tuple(dict.fromkeys(kinds)), groups)
+
+
+def check_kinds(kinds: Sequence[str], known: Sequence[str]) -> None:
+    """Raise UserError if kinds of images are none, or not among the known ones."""
+    if isinstance(kinds, str) or not kinds or not {*kinds} <= {*known}:
+        raise UserError(f"kinds is {kinds!r}; it must be some of {known}, such as ('depth',).")

@@ -28,15 +28,16 @@ def enough_memory() -> Iterator[None]:
         raise
 
 
-def check_fits(what: str, size: int, num_envs: int) -> None:
-    """Raise UserError for what takes more bytes than this host has, for so many environments.
+def check_fits(what: str, size: int, num_envs: int, gpu: str = "", free: int = 0) -> None:
+    """Raise UserError for what takes more bytes, for so many environments, than this host has, or
+    than are `free` on a GPU.
 
     Linux promises more memory than there is, and kills the process that comes to use it.
     """
-    total = psutil.virtual_memory().total
+    total, where = (free, gpu) if gpu else (psutil.virtual_memory().total, "this host")
     if size > total:
         need, have = (f"{number / 2**30:,.0f} GiB" for number in (size, total))
         fits = f"; of {num_envs:,} environments {num_envs * total // size:,} would fit"
         raise UserError(
-            f"{what} need at least {need} of memory, this host has {have}{fits}: {REMEDY}."
+            f"{what} need at least {need} of memory, {where} has {have}{fits}: {REMEDY}."
         )

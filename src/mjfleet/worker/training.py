@@ -44,9 +44,11 @@ def build(
     make_env = partial(build_env, found, config, args.engine, device, args.threads)
     runs = run_dir, Path(args.scratch)
     make_env = partial(make_env, runs=runs, while_compiling=heartbeat.excused)
-    compiling = _first_worker_compiles(rank, collectives, heartbeat)
-    with compiling if args.engine == "warp" else nullcontext():
-        env = make_env(rank=rank.rank, group_size=config.agent.algorithm.envs_per_group)
+    compiles = partial(_first_worker_compiles, rank, collectives, heartbeat)
+    building, images = (compiles, nullcontext) if args.engine == "warp" else (nullcontext, compiles)
+    with building():
+        group_size = config.agent.algorithm.envs_per_group
+        env = make_env(rank=rank.rank, group_size=group_size, first_images=images)
     if config.eval_interval is not None:
         first, end = (config.eval_envs * r // rank.world_size for r in (rank.rank, rank.rank + 1))
         with own_random_numbers(EVALUATION_SEED, device):
