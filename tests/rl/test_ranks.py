@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -161,7 +162,8 @@ def run_ranks(folder: Path, parts: Sequence[Part]) -> Found:
     context.set_forkserver_preload([__name__])
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(REPOSITORY))
-        patch.setenv("PYTHONPATH", str(REPOSITORY))  # The server, from which ranks are forked.
+        # Of the server, from which ranks are forked.
+        patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
         patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # What is compiled here runs once.
         processes = [
