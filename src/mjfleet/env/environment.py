@@ -317,8 +317,8 @@ class Env(StatefulEnv[C]):
         if self.on_nan == "reset":
             # The policy sees zeros once; the next step resets the environment, without a reward.
             numbers = [group for group in groups.values() if group.is_floating_point()]
-            finite = [group.isfinite().flatten(1).all(dim=1) for group in numbers]
-            self._unseeable.copy_(~torch.stack([~self.never, *finite]).all(dim=0))
+            sums = [group.flatten(1).sum(dim=1, dtype=torch.float64) for group in numbers]
+            self._unseeable.copy_(~torch.stack([self._one, *sums]).isfinite().all(dim=0))
             for group in groups.values():
                 group.masked_fill_(self._unseeable.view(-1, *[1] * (group.ndim - 1)), 0.0)
         return TensorDict(groups, batch_size=[self.num_envs], device=self.device)

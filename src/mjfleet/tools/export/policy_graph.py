@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from rsl_rl.models import CNNModel
 
 from mjfleet.errors import UserError
-from mjfleet.rl.networks import image_dtypes
+from mjfleet.rl.networks import image_dtypes, image_groups
 from mjfleet.tools.export.mjlab_form import OBSERVATION, TIME_STEP, FollowingGraph, properties
 
 Format = Literal["onnx", "torchscript", "mjlab"]
@@ -75,7 +74,7 @@ def _deployed(policy: Any, sizes: Sequence[int], make: Literal["as_onnx", "as_ji
 
 def images_of(policy: Any) -> dict[str, tuple[int, ...]]:
     """Return the shape (channels, height, width) of each image that a policy observes, by group."""
-    if not isinstance(policy, CNNModel):
+    if not image_groups(policy):
         return {}
     shapes = zip(policy.obs_channels_2d, policy.obs_dims_2d, strict=True)
     return {n: (c, *size) for n, (c, size) in zip(policy.obs_groups_2d, shapes, strict=True)}
