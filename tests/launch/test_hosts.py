@@ -19,7 +19,7 @@ from mjfleet.errors import UserError
 from mjfleet.launch.host_names import LOCALHOST, choose_hosts
 from mjfleet.launch.hosts.host_environment import take_variables, travelling, without_values
 
-from ..conftest import PATIENCE, changed, copy_task, only_run, rows
+from ..conftest import PATIENCE, REPOSITORY, changed, copy_task, only_run, rows
 from .network import TOOLS, Network
 from .workers import (
     PAIR,
@@ -250,6 +250,29 @@ def test_what_a_learner_remembers_on_another_host_comes_and_goes_with_the_checkp
         kept.append([torch.load(file, weights_only=True)["kept"][1].tolist() for file in files])
     assert kept[0] == kept[1]
     assert kept[0][0] != kept[0][1]
+
+
+@pytest.mark.slow
+def test_workers_follow_clips_that_only_the_first_host_has(
+    network: Network, tmp_path: Path
+) -> None:
+    moves, empty = tmp_path / "moves", tmp_path / "empty"
+    for folder in (moves, empty):
+        folder.mkdir()
+    shutil.copy(REPOSITORY / "tasks/g1/clips/walk.npz", moves)
+    flags = changed(TWO, "--env.num-envs", "4", "--agent.max-iterations", "2")
+    with network.mounted("node2", {moves: empty}):
+        clips = ("--env.clips", str(moves))
+        with train(network, tmp_path, *flags, *clips, task="g1-tracking") as process:
+            _, errors = process.communicate()
+        assert process.returncode == 0, errors
+        (moves / "walk.npz").unlink()  # The run has a copy.
+        more = ("--resume", "latest", "--agent.max-iterations", "4")
+        with train(network, tmp_path, *more, task="g1-tracking") as process:
+            _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    run_dir = only_run(tmp_path, "g1-tracking")
+    assert [row["world_size"] for row in rows(run_dir)] == ["2"] * 4
 
 
 def attempts(run_dir: Path) -> list[tuple[str | None, str]]:

@@ -3,12 +3,11 @@
 from mjfleet.parts.camera import Camera, add_camera
 from mjfleet.parts.contacts import Contacts, add_contacts
 from mjfleet.parts.depth_noise import blurred_edges, gaussian_depth, holes
-from mjfleet.parts.motion import Adaptation, Motion
+from mjfleet.parts.motion import Motion
 from mjfleet.parts.rays import HeightScan, Rays, grid, lidar
 from mjfleet.parts.variation import vary
 
 __all__ = [
-    "Adaptation",
     "Camera",
     "Contacts",
     "HeightScan",

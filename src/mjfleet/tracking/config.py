@@ -4,7 +4,7 @@ Defaults are those that mjlab 1.6 and BeyondMimic (Liao et al. 2025, arXiv:2508.
 """
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from mjfleet.config import (
     ActorConfig,
@@ -12,8 +12,9 @@ from mjfleet.config import (
     CriticConfig,
     EnvConfig,
     PPOConfig,
+    SamplingConfig,
 )
-from mjfleet.config.validation import Checked, Count, Fraction, NotNegative, Positive, Range, Rule
+from mjfleet.config.validation import Checked, NotNegative, Positive, Range, Rule
 from mjfleet.utils.input_files import Suffixes
 
 Clips = Annotated[tuple[str, ...], Suffixes((".csv", ".npz"))]
@@ -21,22 +22,6 @@ Amounts = Annotated[
     tuple[float, float, float], Rule(lambda v: min(v) >= 0, "three numbers, none below 0")
 ]
 Seconds = Annotated[Range, Rule(lambda v: v[0] > 0, "two numbers above 0")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig(Checked, flags="env.sampling."):
-    """At which frames episodes begin."""
-
-    kind: Literal["adaptive", "uniform", "start"] = "adaptive"
-    """`adaptive`: where episodes fail; `uniform`: anywhere; `start`: at a clip's first frame."""
-    alpha: Fraction = 0.001
-    """Adaptive: the weight of a step's failures in their exponential mean."""
-    floor: Positive = 0.1
-    """Adaptive: what is added to the failures of all seconds together."""
-    kernel: Count = 1
-    """Adaptive: seconds before a failure in which episodes begin more often, too."""
-    decay: Fraction = 0.8
-    """Adaptive: how much less so for each second."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 from mjfleet import terms
 from mjfleet.env import Env, Timer
 from mjfleet.errors import UserError
-from mjfleet.parts import Adaptation, Motion, vary
+from mjfleet.parts import Motion, vary
 from mjfleet.parts.motion.kinematics import Bodies, body_velocities
 from mjfleet.parts.motion.quaternions import (
     conjugate,
@@ -71,8 +71,7 @@ class TrackingEnv(Env[TrackingConfig]):
         sim, model, cfg = self.sim, self.sim.model, self.cfg
         if cfg.anchor not in cfg.bodies or not {*cfg.end_bodies} <= {*cfg.bodies}:
             raise UserError("--env.bodies must name the anchor and all of --env.end-bodies, too.")
-        numbers = {k: v for k, v in vars(cfg.sampling).items() if k != "kind"}
-        self.motion = Motion(self, cfg.clips, cfg.bodies, cfg.sampling.kind, Adaptation(**numbers))
+        self.motion = Motion(self, cfg.clips, cfg.bodies, cfg.sampling)
         self.motors = Motors(self)
         self.anchor = cfg.bodies.index(cfg.anchor)
         long = {"dtype": torch.long, "device": self.device}

@@ -7,9 +7,9 @@ import mujoco
 import numpy as np
 import torch
 
-from mjfleet.config import EnvConfig
+from mjfleet.config import EnvConfig, SamplingConfig
 from mjfleet.env import EnvShard
-from mjfleet.parts import Adaptation, Motion
+from mjfleet.parts import Motion
 from mjfleet.parts.motion.clips import Clip, Robot
 from mjfleet.parts.motion.quaternions import multiply
 
@@ -106,11 +106,12 @@ class FollowingEnv(PlainEnv):
 
 def build(
     clips: list[str], engine: str = "native", num_envs: int = 4, shard: EnvShard | None = None,
-    adaptation: Adaptation | None = None, **options: Any
+    sampling: SamplingConfig | None = None,
 ) -> Any:  # fmt: skip
     """Build the task with these clips and arguments of Motion."""
-    options |= {"adaptation": adaptation}
-    kind = type("OneFollowingEnv", (FollowingEnv,), {"clips": clips, "options": options})
+    kind = type(
+        "OneFollowingEnv", (FollowingEnv,), {"clips": clips, "options": {"sampling": sampling}}
+    )
     cfg = EnvConfig(num_envs=num_envs, decimation=2, episode_seconds=100.0)
     return kind(cfg, simulate(engine, kind.make_model(cfg), num_envs), 1, shard)
 

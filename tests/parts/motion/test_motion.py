@@ -1,16 +1,16 @@
 """The reference is MuJoCo's own; starts, failures and ends of clips are those of an oracle."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mujoco
 import numpy as np
 import pytest
 import torch
 
+from mjfleet.config import SamplingConfig
 from mjfleet.env import EnvShard
 from mjfleet.errors import UserError
-from mjfleet.parts import Adaptation
 from mjfleet.parts.motion.kinematics import body_velocities, central_differences, resample
 from mjfleet.sim.deferred import read
 
@@ -102,13 +102,14 @@ def test_starts_leave_a_second_and_follow_weights(tmp_path: Path) -> None:
     assert (frames < 151).double().mean() == pytest.approx(wanted, abs=0.01)
     counts = torch.bincount(frames[frames < 151], minlength=101)
     assert counts.double().std() < 12  # Uniform: 39 each.
-    for sampling, last in (("start", 0), ("uniform", 100)):
-        env = build([long], sampling=sampling, num_envs=500)
+    kinds: tuple[tuple[Literal["start", "uniform"], int], ...] = ("start", 0), ("uniform", 100)
+    for kind, last in kinds:
+        env = build([long], sampling=SamplingConfig(kind=kind), num_envs=500)
         assert int(env.motion.frame.max()) == last
 
 
 def oracle(
-    failed: list[list[int]], bins: list[int], weights: list[float], numbers: Adaptation
+    failed: list[list[int]], bins: list[int], weights: list[float], numbers: SamplingConfig
 ) -> np.ndarray:
     """The probabilities of bins after steps that failed in these bins; clips have so many bins."""
     mean = np.zeros(sum(bins))
@@ -125,7 +126,7 @@ def oracle(
     return whole / whole.sum()
 
 
-NUMBERS = Adaptation(alpha=0.01, kernel=2)
+NUMBERS = SamplingConfig(alpha=0.01, kernel=2)
 
 
 def fail(env: Any, steps: int) -> list[list[int]]:
@@ -142,7 +143,7 @@ def test_failures_draw_starts_as_an_oracle_says_whatever_an_iterations_length(
     tmp_path: Path,
 ) -> None:
     clips = [write(tmp_path, "a", seconds=4.0), f"{write(tmp_path, 'b', seconds=3.0)}=2"]
-    env = build(clips, adaptation=NUMBERS, num_envs=6)
+    env = build(clips, sampling=NUMBERS, num_envs=6)
     failed = fail(env, 12)
     env.end_iteration(read(env.deferred_additions())[0])
     failed += fail(env, 5)
@@ -153,7 +154,7 @@ def test_failures_draw_starts_as_an_oracle_says_whatever_an_iterations_length(
     shares = torch.bincount(env.motion.starts.bins[many], minlength=5) / len(many)
     np.testing.assert_allclose(shares, wanted, atol=0.012)
     # Uniform, and in evaluations, nothing adapts.
-    env = build(clips, sampling="uniform", num_envs=6)
+    env = build(clips, sampling=SamplingConfig(kind="uniform"), num_envs=6)
     before = env.motion.starts.probabilities()
     fail(env, 3)
     env.end_iteration(read(env.deferred_additions())[0])
@@ -162,7 +163,7 @@ def test_failures_draw_starts_as_an_oracle_says_whatever_an_iterations_length(
 
 def test_two_workers_draw_by_the_failures_of_both(tmp_path: Path) -> None:
     clips = [write(tmp_path, seconds=5.0)]
-    workers = [build(clips, adaptation=NUMBERS, num_envs=3) for _ in range(2)]
+    workers = [build(clips, sampling=NUMBERS, num_envs=3) for _ in range(2)]
     workers[1].motion.frame += 40
     failed = []
     for _ in range(2):
@@ -178,12 +179,12 @@ def test_two_workers_draw_by_the_failures_of_both(tmp_path: Path) -> None:
 
 def test_a_motion_continues_bit_for_bit(tmp_path: Path) -> None:
     clips = [write(tmp_path, seconds=4.0)]
-    env = build(clips, adaptation=NUMBERS)
+    env = build(clips, sampling=NUMBERS)
     fail(env, 10)
     env.end_iteration(read(env.deferred_additions())[0])
     sim = {name: field.clone() for name, field in env.sim.state().items()}
     saved = env.state_dict()
-    other = build(clips, adaptation=NUMBERS)
+    other = build(clips, sampling=NUMBERS)
     other.sim.restore(sim)
     other.load_state_dict(saved)
     for one in (env, other):

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from mjfleet.config import SamplingConfig
 from mjfleet.env import Env, evaluation_levels
 from mjfleet.errors import UserError
 from mjfleet.parts.motion.clips import SUFFIXES, Robot, read_clip
 from mjfleet.parts.motion.kinematics import Bodies, central_differences, forward, resample
-from mjfleet.parts.motion.sampling import Adaptation, Sampling, StartFrames
+from mjfleet.parts.motion.sampling import StartFrames
 from mjfleet.utils.input_files import find_files
 
 
@@ -41,8 +42,7 @@ class Motion:
         env: Env[Any],
         clips: Sequence[str],
         bodies: Sequence[str],
-        sampling: Sampling = "adaptive",
-        adaptation: Adaptation | None = None,
+        sampling: SamplingConfig | None = None,
     ) -> None:
         """Read clips, and compute where bodies are in their frames.
 
@@ -50,9 +50,7 @@ class Motion:
             env: the environment.
             clips: files, folders, and weights, see mjfleet/utils/input_files.py.
             bodies: names of the bodies whose poses and velocities are wanted.
-            sampling: how starts are drawn: `uniform` in time, `start` at the first frames, or
-                `adaptive`, where episodes fail.
-            adaptation: numbers of `adaptive`.
+            sampling: how starts are drawn; adaptively by default.
 
         Raises:
             UserError: a file cannot be read or does not fit the robot, two clips have one name, or
@@ -84,7 +82,7 @@ class Motion:
         self.seconds = [(length - 1) * env.step_dt for length in lengths]
         """How long each clip is, s."""
         weights = [file.weight for file in files]
-        self.starts = StartFrames(env, lengths, weights, sampling, adaptation or Adaptation())
+        self.starts = StartFrames(env, lengths, weights, sampling or SamplingConfig())
         counts = torch.tensor(lengths, device=env.device)
         self._clip_of = torch.arange(len(lengths), device=env.device).repeat_interleave(counts)
         self._lasts = counts.cumsum(dim=0) - 1

@@ -1,0 +1,25 @@
+"""Where in their clips episodes of robots begin that follow motions. Imports nothing heavy."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mjfleet.config.validation import Checked, Count, Fraction, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(Checked, flags="env.sampling."):
+    """At which frames of clips episodes begin. `Motion` takes it.
+
+    Numbers are those of BeyondMimic (Liao et al. 2025, arXiv:2508.08241).
+    """
+
+    kind: Literal["adaptive", "uniform", "start"] = "adaptive"
+    """`adaptive`: where episodes fail; `uniform`: anywhere; `start`: at a clip's first frame."""
+    alpha: Fraction = 0.001
+    """Adaptive: the weight of a step's failures in their exponential mean."""
+    floor: Positive = 0.1
+    """Adaptive: what is added to the failures of all seconds together."""
+    kernel: Count = 1
+    """Adaptive: seconds before a failure in which episodes begin more often, too."""
+    decay: Fraction = 0.8
+    """Adaptive: how much less so for each second."""
