@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from mjfleet.config import SamplingConfig
 from mjfleet.env import EnvShard
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.parts.motion.clips import Clip, Robot
@@ -36,6 +37,9 @@ CONFIG = TrackingConfig(
     random=RandomConfig(center_of_mass=(0, 0, 0), pushes=False),
 )
 SMALL = {"hidden_dims": (64, 64), "obs_normalization": True}
+LEARNER = replace(AGENT, actor=replace(AGENT.actor, **SMALL), critic=replace(AGENT.critic, **SMALL))
+SETTLING_FRAMES = 100  # Until it swings evenly.
+EASY_SECONDS = 60
 
 
 def robot(folder: Path) -> Path:
@@ -51,18 +55,29 @@ def robot(folder: Path) -> Path:
     return path
 
 
-def feasible(path: Path, file: Path) -> None:
-    """Write what the robot does when its targets swing: a motion that its motors can make."""
+def feasible(
+    path: Path, file: Path, seconds: float, targets: Callable[[float], np.ndarray | float]
+) -> None:
+    """Write what the robot does when its targets move: a motion that its motors can make."""
     model = mujoco.MjModel.from_xml_path(str(path))
     data, frames = mujoco.MjData(model), []
-    for i in range(301):
-        seconds = i / 50
-        if i >= 100:  # Once it swings evenly.
-            frames.append(data.qpos.copy())
-        data.ctrl[:] = 1.0 * np.sin(np.array((3.0, 4.5, 6.0)) * seconds)
+    for i in range(round(50 * seconds) + 1):
+        frames.append(data.qpos.copy())
+        data.ctrl[:] = targets(i / 50)
         mujoco.mj_step(model, data, 2)
-    qpos = torch.from_numpy(np.array(frames))
-    Clip("swing", 50.0, Robot(model).joints, qpos).write(file)
+    qpos = torch.from_numpy(np.array(frames[SETTLING_FRAMES:]))
+    Clip(file.stem, 50.0, Robot(model).joints, qpos).write(file)
+
+
+def swings(seconds: float) -> np.ndarray:
+    """Targets that swing evenly, each at its own rate."""
+    return np.sin(np.array((3.0, 4.5, 6.0)) * seconds)
+
+
+def swings_once(seconds: float) -> np.ndarray | float:
+    """Targets at rest but for one second, after EASY_SECONDS."""
+    since = seconds - EASY_SECONDS - SETTLING_FRAMES / 50
+    return np.sin(2 * np.pi * np.array((1.0, 1.0, 2.0)) * since) if 0 <= since < 1 else 0.0
 
 
 class Reference:
@@ -80,30 +95,64 @@ class Reference:
     def get_hidden_state(self) -> None: ...
 
 
-def setting(folder: Path) -> Callable[..., Any]:
-    """Return a function that builds the task."""
+def setting(
+    folder: Path, seconds: float, targets: Callable[[float], np.ndarray | float]
+) -> Callable[..., Any]:
+    """Return a function that builds the task, whose clip has so many seconds."""
     path = robot(folder)
-    feasible(path, folder / "swing.npz")
+    feasible(path, folder / "swing.npz", seconds, targets)
     kind = type("PlanarEnv", (TrackingEnv,), {"model_file": str(path)})
     cfg = replace(CONFIG, clips=(str(folder / "swing.npz"),))
 
-    def build(num_envs: int, shard: EnvShard | None = None) -> Any:
-        own = replace(cfg, num_envs=num_envs)
+    def build(num_envs: int, shard: EnvShard | None = None, **fields: Any) -> Any:
+        own = replace(cfg, num_envs=num_envs, **fields)
         return kind(own, simulate("native", kind.make_model(own), num_envs), 1, shard)
 
     return build
 
 
+def trained(env: Any, iterations: int, seed: int) -> Runner:
+    """Return the runner that has trained in these environments."""
+    seed_everything(seed)
+    agent = replace(LEARNER, max_iterations=iterations, seed=seed)
+    runner = Runner(env, agent, "cpu", 1, lambda *_: None)
+    runner.train(lambda row: None, lambda: None)
+    return runner
+
+
+def reward_of_the_hard_second(build: Callable[..., Any], policy: Any) -> float:
+    """Return the mean reward from just before the hard second until its end or a failure."""
+    env = build(32, episode_seconds=1.0)
+    env.motion.frame.fill_(50 * EASY_SECONDS - 5)
+    env.reset_worlds(torch.ones(32, dtype=torch.bool))
+    env.sim.forward()
+    alive, total = torch.ones(32), torch.zeros(32)
+    with torch.inference_mode():
+        for _ in range(49):
+            _, rewards, dones, _ = env.step(policy(env.get_observations()))
+            total += rewards * alive
+            alive *= ~dones.bool()
+    return float(total.mean())
+
+
+@pytest.mark.slow
+def test_starts_where_episodes_fail_teach_one_hard_second_of_a_minute_sooner(
+    tmp_path: Path,
+) -> None:
+    build = setting(tmp_path, EASY_SECONDS + 5.0, swings_once)
+    for seed in (1, 2, 3):
+        found = {}
+        for kind in ("adaptive", "uniform"):
+            env = build(128, episode_seconds=1.0, sampling=SamplingConfig(kind=kind))
+            policy = trained(env, 36, seed).alg.actor
+            found[kind] = reward_of_the_hard_second(build, policy)
+        assert found["adaptive"] > 1.2 * found["uniform"], (seed, found)
+
+
 @pytest.mark.slow
 def test_a_planar_robot_follows_a_clip_better_than_pd_control(tmp_path: Path) -> None:
-    build = setting(tmp_path)
-    seed_everything(1)
-    agent = replace(
-        AGENT, max_iterations=150, actor=replace(AGENT.actor, **SMALL),
-        critic=replace(AGENT.critic, **SMALL),
-    )  # fmt: skip
-    runner = Runner(build(256), agent, "cpu", 1, lambda *_: None)
-    runner.train(lambda row: None, lambda: None)
+    build = setting(tmp_path, 6.0, swings)
+    runner = trained(build(256), 150, seed=1)
     errors = {}
     evaluated = build(4, EnvShard(0, 4, 4))
     for name, policy in (("learned", runner.alg.actor), ("pd", Reference(evaluated))):
