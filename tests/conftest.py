@@ -256,22 +256,19 @@ def ask(warm: "subprocess.Popen[str]", **request: Any) -> Any:
 class WarmCommand:
     """A command that runs: like `subprocess.Popen`, with its imports behind it.
 
-    Its standard output and errors are pipes, or both are `terminal`, which it also reads. If it is
-    a script's background job, it is told to ignore SIGINT.
+    Its standard output and errors are pipes, or both are `terminal`, which it also reads.
     """
 
     def __init__(
         self, warm: "subprocess.Popen[str]", cwd: Path, module: str, *arguments: str,
         terminal: str | None = None, environ: Mapping[str, str] | None = None,
-        is_job: bool = False,
     ) -> None:  # fmt: skip
         self._warm, self.args, self.returncode = warm, arguments, None
         pipes = [os.pipe(), os.pipe()]
         out, err = (terminal or f"/proc/{os.getpid()}/fd/{write}" for _, write in pipes)
         self.pid = ask(
             warm, module=MODULES[module], arguments=arguments, cwd=str(cwd), out=out, err=err,
-            environ=dict(environ or os.environ), session=is_job or bool(terminal),
-            ignored=[signal.SIGINT] * is_job,
+            environ=dict(environ or os.environ), session=bool(terminal),
             **{"in": terminal or os.devnull},
         )  # fmt: skip
         for _, write in pipes:

@@ -2,7 +2,7 @@
 
 Imports take most of the time of a short run. Each request is a line of JSON. A command is answered
 by the id of the process that was forked for it, `wait` for a process by its exit code, `speed` by
-the seconds that the imports took. A command's own host agents and runs are forks of it in turn.
+the seconds that the imports took.
 """
 
 import atexit
@@ -10,23 +10,18 @@ import gc
 import importlib
 import io
 import json
-import logging
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from types import SimpleNamespace
 from typing import Any
 
 from mjfleet.cli.train import train
-from mjfleet.launch.hosts.host_starter import HOST_AGENT
-from mjfleet.utils import child_process
 from mjfleet.utils.garbage_collection import no_garbage_collection
 from mjfleet.worker.thread_limits import prepare
 
@@ -38,11 +33,6 @@ MODULES = (
 """What most requests import."""
 LIGHT = ("mjfleet.cli.dispatcher", "mjfleet.cli.train")
 """What every command imports."""
-FORKED: dict[tuple[str, ...], str] = {
-    ("-c", HOST_AGENT): "mjfleet.launch.hosts.host_agent",
-    ("-m", "mjfleet.cli.train"): "mjfleet.cli.train",
-}
-"""The module of each program that a command starts before it uses torch."""
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY
 
 
@@ -63,7 +53,6 @@ def next_request(seconds: float) -> dict[str, Any]:
                 streams.append(os.open(request[name], WRITE, 0o666))
             answer = os.fork()
             if answer == 0:
-                signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests may run under nohup.
                 return request | {"streams": streams}
             for stream in streams:
                 os.close(stream)
@@ -75,14 +64,12 @@ def become(request: dict[str, Any]) -> str:
     """Be as a shell would have started it; returns the module to run."""
     if request.get("session"):
         os.setsid()
-    for number in request.get("ignored", ()):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests themselves may run under nohup.
     for number, descriptor in enumerate(request["streams"]):
         os.dup2(descriptor, number)
         os.close(descriptor)
     renew(request["environ"])
-    if cwd := request.get("cwd"):
-        os.chdir(cwd)
+    os.chdir(request["cwd"])
     sys.argv = [request["module"], *request["arguments"]]
     sys.orig_argv = [sys.executable, "-m", *sys.argv]
     exec(request.get("late", ""))
@@ -97,46 +84,6 @@ def renew(environ: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environ)
     tempfile.tempdir = None
-
-
-def start_child(
-    command: Sequence[str], *, env: Mapping[str, str], start_new_session: bool,
-    stdin: Any, stdout: Any, stderr: Any, preexec_fn: Any, **others: Any,
-) -> Any:  # fmt: skip
-    """Take the place of `subprocess.Popen` in ChildProcess: fork, if the program is in FORKED.
-
-    The child has what a new program has: its own streams alone, and no signal handlers.
-    """
-    module = FORKED.get((*command[2:4],)) if command[0] == sys.executable else None
-    if not module:
-        others |= {"env": env, "start_new_session": start_new_session, "preexec_fn": preexec_fn}
-        return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, **others)
-    ours, theirs = [], []
-    for number, stream in enumerate((stdin, stdout, stderr)):
-        pipe = os.pipe() if stream == subprocess.PIPE else None
-        ours.append(pipe and os.fdopen(pipe[not number], "rb" if number else "wb"))
-        if stream == subprocess.DEVNULL:
-            theirs.append(os.open(os.devnull, os.O_RDWR))
-        else:
-            theirs.append(pipe[bool(number)] if pipe else os.dup(stream.fileno()))
-    pid = os.fork()
-    if pid == 0:
-        os.setsid() if start_new_session else os.setpgid(0, 0)
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        logging.root.handlers.clear()
-        if preexec_fn:
-            preexec_fn()
-        atexit._clear()  # What the parent removes when it ends.
-        become({"module": module, "arguments": command[4:], "streams": theirs, "environ": env})
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-        end(call(importlib.import_module(module).main))
-    for descriptor in theirs:
-        os.close(descriptor)
-    return SimpleNamespace(pid=pid, returncode=None, stdin=ours[0], stdout=ours[1], stderr=ours[2])
 
 
 def call(main: Callable[[], object]) -> int:
@@ -172,8 +119,5 @@ if __name__ == "__main__":
     os.chdir("/")  # Where no tasks are: only bundled ones are imported here.
     with redirect_stdout(io.StringIO()):
         train(["cartpole-balance", "--dry-run"])  # The first of a process takes four times as long.
-    if not sys.argv[1:]:
-        parts = vars(subprocess) | {"Popen": start_child}
-        child_process.__dict__["subprocess"] = SimpleNamespace(**parts)
     gc.freeze()  # A collection after a fork would copy the pages of all that is imported.
     end(call(importlib.import_module(become(next_request(seconds))).main))

@@ -12,10 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
 
 import psutil
 import pytest
@@ -23,7 +21,7 @@ import torch
 
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, Figure, Run, Start, WarmCommand, changed, only_run, rows
+from ..conftest import PATIENCE, Figure, Run, changed, only_run, rows
 from ..loggers.recorded import history, records
 from .workers import (
     ENDLESS,
@@ -195,12 +193,14 @@ def test_on_a_terminal_rank_0_draws_as_one_worker_would(tmp_path: Path) -> None:
     ],
 )
 def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
-    start: Start, tmp_path: Path, number: signal.Signals, figure: Figure
+    tmp_path: Path, number: signal.Signals, figure: Figure
 ) -> None:
-    process = start("train", "cartpole-balance", *ENDLESS, is_job=True)
-    wait_for_iteration(process, 2)
-    process.send_signal(number)
-    rest, errors = process.communicate()
+    before = signal.signal(number, signal.SIG_DFL)  # The tests themselves may run under nohup.
+    with started(tmp_path, *ENDLESS) as process:
+        signal.signal(number, before)
+        wait_for_iteration(process, 2)
+        process.send_signal(number)
+        rest, errors = process.communicate()
     (saved,) = tmp_path.rglob("model_*.pt")
     figure(f"{number.name} to the launcher: from the end of the iteration", saved)
     assert process.returncode == 128 + number
@@ -247,26 +247,26 @@ def test_a_signal_while_workers_start_leaves_none(tmp_path: Path, seconds: float
 
 
 def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
-    start: Start, tmp_path: Path, figure: Figure
+    tmp_path: Path, figure: Figure
 ) -> None:
     before = set(Path(tempfile.gettempdir()).glob("mjfleet-*-*"))
-    process = start("train", "cartpole-balance", *ENDLESS, is_job=True)
-    wait_for_iteration(process, 2)
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 4
-    listening = [
-        (member, connection.laddr.ip)
-        for member in (psutil.Process(process.pid), *family)
-        for connection in member.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    assert {address for _, address in listening} <= {"127.0.0.1", "::1"}
-    assert len({member for member, _ in listening}) == 2  # The workers alone.
-    (tmp_path / "killed").touch()
-    process.kill()
-    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
-    figure("SIGKILL of the launcher", tmp_path / "killed")
-    assert not alive
+    with started(tmp_path, *ENDLESS) as process:
+        wait_for_iteration(process, 2)
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) >= 4
+        listening = [
+            (member, connection.laddr.ip)
+            for member in (psutil.Process(process.pid), *family)
+            for connection in member.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert {address for _, address in listening} <= {"127.0.0.1", "::1"}
+        assert len({member for member, _ in listening}) == 2  # The workers alone.
+        (tmp_path / "killed").touch()
+        process.kill()
+        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
+        figure("SIGKILL of the launcher", tmp_path / "killed")
+        assert not alive
     assert set(Path(tempfile.gettempdir()).glob("mjfleet-*-*")) <= before
 
 
@@ -314,8 +314,8 @@ def test_torchrun_starts_workers_again_and_they_learn_the_same(
     assert all(torch.equal(value, own[name]) for name, value in saved(run_dir, 4).items())
 
 
-def srun_steps() -> list[dict[str, str]]:
-    """Return the environments that SLURM's srun gives two tasks on one host."""
+def srun_tasks(folder: Path, *flags: str, task: str = "cartpole-balance") -> list[Popen]:
+    """Be SLURM's srun, which starts two tasks on one host."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     step = {
@@ -323,31 +323,40 @@ def srun_steps() -> list[dict[str, str]]:
         "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost",
         "MASTER_PORT": str(port),
     }  # fmt: skip
-    places = [{"SLURM_PROCID": number, "SLURM_LOCALID": number} for number in ("0", "1")]
-    return [os.environ | step | place for place in places]
+    tasks = []
+    for number in ("0", "1"):
+        place = {"SLURM_PROCID": number, "SLURM_LOCALID": number}
+        tasks.append(
+            Popen(
+                [sys.executable, "-m", "mjfleet.cli.train", task, *flags],
+                cwd=folder,
+                env=os.environ | step | place,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return tasks
 
 
 def srun(
-    tasks: Sequence["Popen[str] | WarmCommand"],
+    folder: Path, *flags: str, task: str = "cartpole-balance"
 ) -> list[tuple[int | None, str, str]]:
     """Return exit code, output and errors of each of two tasks of srun."""
+    tasks = srun_tasks(folder, *flags, task=task)
     ended = [task.communicate() for task in tasks]
     return [(task.returncode, *texts) for task, texts in zip(tasks, ended, strict=True)]
 
 
-def test_srun_starts_the_workers_and_they_are_one_run(start: Start, tmp_path: Path) -> None:
-    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [*TRAIN, "cartpole-balance", *PAIR]
-    tasks = [Popen(command, cwd=tmp_path, env=step, **pipes) for step in srun_steps()]
-    (code, shown, errors), (other_code, others, _) = srun(tasks)
+def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
+    (code, shown, errors), (other_code, others, _) = srun(tmp_path, *PAIR)
     assert (code, other_code) == (0, 0), errors
     assert shown.count("iteration=4/4 ") == 1
     assert "iteration=" not in others
     assert len(rows(only_run(tmp_path))) == 4
 
-    three = ("train", "cartpole-balance", *changed(PAIR, "--cpu-workers", "3"))
     (code, _, errors), (other_code, _, others) = srun(
-        [start(*three, environ=step) for step in srun_steps()]
+        tmp_path, *changed(PAIR, "--cpu-workers", "3")
     )
     assert (code, other_code) == (2, 2)
     assert errors.count("error: --cpu-workers 3 is for 3 workers") == 1
@@ -356,16 +365,12 @@ def test_srun_starts_the_workers_and_they_are_one_run(start: Start, tmp_path: Pa
 
 
 def test_rank_0_saves_before_srun_ends_it_because_another_rank_has_ended(
-    start: Start, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here srun has --kill-on-bad-exit, and rank 0 takes long to end."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
     once = ("--agent.save-interval", "100000", "--agent.logger", "wandb")
-    first, other = (
-        start(
-            "train", "cartpole-balance", *ENDLESS, *once, environ=step | {"WANDB_MODE": "offline"}
-        )
-        for step in srun_steps()
-    )
+    first, other = srun_tasks(tmp_path, *ENDLESS, *once)
     wait_for_iteration(first, 2)
     for task in (first, other):
         task.send_signal(signal.SIGTERM)
