@@ -128,7 +128,9 @@ def test_a_resumed_run_with_images_goes_on_as_if_it_had_not_ended(tmp_path: Path
 def test_a_policy_learns_what_an_image_shows_and_exports(
     dtype: torch.dtype, groups: list[str], tmp_path: Path
 ) -> None:
-    config = agent(20, share_cnn_encoders=True, gamma=0.1, n_step=1, learning_rate=3e-3)
+    samples: Any = {"batch_size": 32, "updates_per_transition": 0.5, "replay_size": 8 * 8 * 8}
+    numbers: Any = {"gamma": 0.1, "n_step": 1, "learning_rate": 3e-3}
+    config = agent(20, share_cnn_encoders=True, **samples, **numbers)
     config = replace(config, obs_groups=replace(config.obs_groups, actor=tuple(groups)))
     runner, checkpointer = begin(tmp_path, config, dtype)
     train(runner, checkpointer)
