@@ -13,6 +13,7 @@ from mjfleet.env import EnvShard
 from mjfleet.errors import UserError
 from mjfleet.parts.motion.kinematics import body_velocities, central_differences, resample
 from mjfleet.sim.deferred import read
+from mjfleet.utils.input_files import InputFile
 
 from ...env.test_env import no_host_synchronisation
 from ...sim.test_contract import ENGINES
@@ -48,6 +49,16 @@ def test_velocities_are_those_of_the_motion_in_the_axes_of_qvel() -> None:
     wanted = exact_velocities(np.arange(151) * STEP)
     torch.testing.assert_close(found[1:-1], wanted[1:-1], rtol=0, atol=1e-3)
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.05)  # At the ends from one side.
+
+
+def test_a_clip_has_its_own_name_where_a_runs_copy_of_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = InputFile(Path(write(tmp_path)), "moves/moving.npz")
+    entry = file.pinned
+    file.path.rename(file.copy)
+    assert build([entry]).motion.names == ("moving",)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class Motion:
             raise UserError("--env.clips: give a file or a folder of clips to follow.")
         self._env, robot, ids = env, Robot(model), [model.body(name).id for name in bodies]
         self.body_ids, self.clips = ids, [read_clip(file.path, model) for file in files]
-        self.names = tuple(clip.name for clip in self.clips)
+        self.names = tuple(Path(file.name).stem for file in files)  # A run's copies have others.
         if twice := [name for name in self.names if self.names.count(name) > 1]:
             raise UserError(f"--env.clips: two clips have the name {twice[0]}; rename a file.")
         rows, lengths = [], list[int]()
