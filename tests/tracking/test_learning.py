@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mjfleet.config import SamplingConfig
+from mjfleet.config import DistributionConfig, PPOConfig, SamplingConfig
 from mjfleet.env import EnvShard
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.parts.motion.clips import Clip, Robot
@@ -37,7 +37,12 @@ CONFIG = TrackingConfig(
     random=RandomConfig(center_of_mass=(0, 0, 0), pushes=False),
 )
 SMALL = {"hidden_dims": (64, 64), "obs_normalization": True}
-LEARNER = replace(AGENT, actor=replace(AGENT.actor, **SMALL), critic=replace(AGENT.critic, **SMALL))
+LEARNER = replace(
+    AGENT,
+    actor=replace(AGENT.actor, **SMALL, distribution=DistributionConfig(init_std=1.0)),
+    critic=replace(AGENT.critic, **SMALL),
+    algorithm=PPOConfig(entropy_coef=0.005),
+)
 SETTLING_FRAMES = 100  # Until it swings evenly.
 EASY_SECONDS = 60
 
