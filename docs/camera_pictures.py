@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import mujoco
 import torch
@@ -35,7 +35,7 @@ def main() -> None:
     sim = make_simulation("native", spec.compile(), 1)
     env: Any = SimpleNamespace(sim=sim, device=torch.device("cpu"), policy_cameras=[])
     for kind in KINDS:
-        camera = Camera(cast("Any", env), "eye", 160, 120, (kind,), far=6.0)
+        camera = Camera(env, "eye", 160, 120, (kind,), far=6.0)
         picture = Image.fromarray(camera.pictures()[0].numpy()).resize((240, 180), 0)
         picture.save(Path(__file__).parent / f"images/camera-{kind}.png", optimize=True)
 

@@ -23,7 +23,7 @@ from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.sim import make_simulation
 from mjfleet.sim.buffer_use import overflow_texts
-from mjfleet.utils.memory import check_fits
+from mjfleet.sim.device_memory import check_fits
 from mjfleet.utils.same_folder import same_folder
 
 MEASURED_ENVS, MEASURED_STEPS = 64, 32

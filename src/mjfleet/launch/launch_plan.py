@@ -1,6 +1,6 @@
 """The launch plan, which --dry-run prints: which worker runs where, with what.
 
-Only for --total-steps it reads a file, the metrics of the run that continues.
+It reads one file, and that for --total-steps alone: the metrics of the run that continues.
 """
 
 import math
@@ -148,8 +148,8 @@ def make_plan(
     """Decide which worker runs where, with what, and for how many iterations; it names no files.
 
     One host that is called LOCALHOST is this one alone. `outer` is the place of this process, if
-    something else has started the workers. `start` is where training starts; None:
-    nothing is trained.
+    something else has started the workers. `start` is where training starts; None: nothing is
+    trained.
 
     Raises:
         UserError: devices, threads, environments, engine or backend do not fit each other, or a
@@ -164,7 +164,7 @@ def make_plan(
     needs_agent = world_size > 1 or config.max_restarts > 0
     launcher = "outer" if outer else "torchrunx" if needs_agent else "in-process"
     engine = "warp" if first.indices else "native"
-    config = _divide_envs(config, world_size)
+    config, begun = _divide_envs(config, world_size), start or NEW
     plan = LaunchPlan(
         task=found.name,
         task_folder=found.folder,
@@ -175,9 +175,9 @@ def make_plan(
         rank=outer or Rank(),
         backend=choose_backend(config, first) if world_size > 1 else None,
         engine=engine if config.engine == "auto" else config.engine,
-        start=start or NEW,
-        notes=(*_notes(config, hosts, world_size), *(start or NEW).notes),
-        run_dir=(start or NEW).run_dir or Path(),
+        start=begun,
+        notes=(*_notes(config, hosts, world_size), *begun.notes),
+        run_dir=begun.run_dir or Path(),
     )
     if start is None:
         return plan

@@ -19,8 +19,7 @@ from mjfleet.config.validation import is_class_path
 from mjfleet.env import Env
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
-from mjfleet.rl.device.gpu_usage import free_memory
-from mjfleet.utils.memory import check_fits
+from mjfleet.sim.device_memory import check_fits
 
 
 def build_networks(
@@ -107,9 +106,7 @@ def make_storage(
     seen: Any = obs.values()
     steps, observed = env.num_envs * agent.num_steps_per_env, sum(x[0].nbytes for x in seen)
     size = steps * (observed + 4 * env.num_actions)
-    gpu = "" if device == "cpu" else device
-    what = f"{steps:,} steps of a rollout"
-    check_fits(what, size, env.num_envs, gpu, free_memory(device))
+    check_fits(f"{steps:,} steps of a rollout", size, env.num_envs, device)
     shape = env.num_envs, agent.num_steps_per_env
     return RolloutStorage(kind, *shape, obs, [env.num_actions], device)
 

@@ -15,8 +15,8 @@ import torch
 from mjfleet.errors import UserError
 from mjfleet.sim.buffer_use import BufferUse
 from mjfleet.sim.deferred import Deferred, read
+from mjfleet.sim.device_memory import check_fits
 from mjfleet.sim.view import ImageKind, View, make_view
-from mjfleet.utils.memory import check_fits
 
 STATE_FIELDS = (
     "time", "qpos", "qvel", "act", "ctrl", "qfrc_applied", "xfrc_applied", "mocap_pos",
@@ -257,9 +257,7 @@ class Simulation(ABC):
         view = make_view(self.model, camera, width, height, kinds, group_flags(groups))
         if view not in self._newest:
             size = self.num_envs * sum(each.nbytes for each in (view, *self._newest))
-            gpu = str(self.device) if self.device.type == "cuda" else ""
-            free = torch.cuda.mem_get_info(self.device)[0] if gpu else 0
-            check_fits("images", size, self.num_envs, gpu, free)
+            check_fits("images", size, self.num_envs, str(self.device))
             with self.while_compiling():
                 self._newest[view] = self._move, self._images(view)
         move, images = self._newest[view]

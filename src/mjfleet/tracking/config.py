@@ -1,6 +1,7 @@
 """The numbers of robots that follow clips. Imports nothing heavy.
 
-Defaults are those that mjlab 1.6 and BeyondMimic (Liao et al. 2025, arXiv:2508.08241) publish.
+Defaults are those that mjlab 1.6 and BeyondMimic (Liao et al. 2025, arXiv:2508.08241) publish, but
+for how the learner explores and how fast it learns.
 """
 
 from dataclasses import dataclass, field
@@ -172,8 +173,8 @@ class TrackingConfig(EnvConfig):
     """Errors that end an episode."""
 
 
-# By mjlab's deviation of 1 and adaptive rate, changes of the action cost a G1 more than following
-# earns, and the rate stays at its least: it learns to fall at once.
+# With mjlab's deviation of 1, changes of the action cost a G1 more than following a clip earns, so
+# that it learns to fall at once. With its adaptive rate, the rate stays at its lower bound.
 AGENT = AgentConfig(
     num_steps_per_env=24,
     max_iterations=30_000,

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psutil
-
 from mjfleet.errors import UserError
 
 OUT_OF_MEMORY = "(?i)out of memory|failed to allocate|allocate memory|alloc_failed"
@@ -26,18 +24,3 @@ def enough_memory() -> Iterator[None]:
             why = str(error).partition("\n")[0] or "no allocation of that size"
             raise UserError(f"there is too little memory ({why}): {REMEDY}.") from error
         raise
-
-
-def check_fits(what: str, size: int, num_envs: int, gpu: str = "", free: int = 0) -> None:
-    """Raise UserError for what takes more bytes, for so many environments, than this host has, or
-    than are `free` on a GPU.
-
-    Linux promises more memory than there is, and kills the process that comes to use it.
-    """
-    total, where = (free, gpu) if gpu else (psutil.virtual_memory().total, "this host")
-    if size > total:
-        need, have = (f"{number / 2**30:,.0f} GiB" for number in (size, total))
-        fits = f"; of {num_envs:,} environments {num_envs * total // size:,} would fit"
-        raise UserError(
-            f"{what} need at least {need} of memory, {where} has {have}{fits}: {REMEDY}."
-        )

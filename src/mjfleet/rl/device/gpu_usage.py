@@ -1,4 +1,4 @@
-"""How much memory a worker's device has, and how its GPU is used. Runs in a worker."""
+"""How a worker's GPU is used. Runs in a worker."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -6,16 +6,8 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
-import psutil
 import pynvml
 import torch
-
-
-def free_memory(device: str) -> int:
-    """Return the bytes that a GPU has left or, for the CPU, that this host has at all."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().total
 
 
 def read_usage(device: str) -> dict[str, float]:

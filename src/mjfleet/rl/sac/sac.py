@@ -19,7 +19,6 @@ from torch import nn
 from mjfleet.config import AgentConfig, SACConfig
 from mjfleet.env import Env
 from mjfleet.errors import UserError
-from mjfleet.rl.device.gpu_usage import free_memory
 from mjfleet.rl.device.graph_capture import Captured
 from mjfleet.rl.learner import Learner, Load, Setup, Step
 from mjfleet.rl.normalizers import add_samples
@@ -30,6 +29,7 @@ from mjfleet.rl.sac.replay import Replay, Samples
 from mjfleet.rl.sac.reward_scale import RewardScale
 from mjfleet.rl.sac.seeing import SeeingActor, SeeingCritics, build
 from mjfleet.sim.deferred import Deferred
+from mjfleet.sim.device_memory import free_memory
 from mjfleet.utils.console import print_line
 
 LOSSES = "critic", "actor", "entropy", "q", "beyond_support"
