@@ -222,7 +222,8 @@ def output(run: Run) -> Output:
 
     def run_well(*words: str, **options: str) -> str:
         done = run(*words, **options)
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        if done.returncode:  # An assertion would shorten what was printed.
+            pytest.fail(f"{words} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout
 
     return run_well

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 from mjfleet.utils.console import print_line
@@ -58,6 +59,8 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
             sys.stderr.flush()
             heartbeat.finish(end.stopped_by)
             code = 0
+    except BaseException:  # What could not be recorded: the last lines of the log show it.
+        traceback.print_exc()
     finally:
         if code:  # At once, without waiting for threads or the parent.
             sys.stdout.flush()
