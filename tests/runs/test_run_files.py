@@ -95,7 +95,9 @@ def test_entries_are_pinned_once_and_wrong_ones_refused(tasks: Path, tmp_path: P
     assert pin_files(found, pinned, tmp_path) == pinned
     recorded = pin_files(found, config("more/a.csv=0.5"), tmp_path, pinned)
     assert recorded.env == replace(pinned.env, tables=pinned.env.tables[:1])
-    assert only(pinned, "own").env == replace(pinned.env, tables=pinned.env.tables[1:])
+    assert only(found, pinned, "own").env == replace(pinned.env, tables=pinned.env.tables[1:])
+    folder: Any = only(found, config("more=0.5", "task:own.csv"), "b")
+    assert folder.env.tables == ("more/b.csv",)
     (tmp_path / "none").mkdir()
     for entry, message in (
         ("none.csv", "--env.tables none.csv: there is no such file or folder"),
@@ -107,4 +109,4 @@ def test_entries_are_pinned_once_and_wrong_ones_refused(tasks: Path, tmp_path: P
         with pytest.raises(UserError, match=message):
             pin_files(found, config(entry))
     with pytest.raises(UserError, match=r"--clip b: --env\.tables has a, own"):
-        only(pinned, "b")
+        only(found, pinned, "b")

@@ -61,6 +61,11 @@ def test_one_clip_is_played_to_its_end_without_failures(
     assert numbers["success on squat"]["mean"] == 1.0
     assert "anchor_error on squat" in shown
     assert "walk" not in shown
+    both = output(*PLAY)
+    assert "success on walk" in both
+    assert "success on squat" in both
+    in_folder = "--env.clips", "task:clips", "--clip", "run"
+    assert "has sidestep, squat, turn, walk" in refusal(*PLAY[:-3], *in_folder)
     assert "--clip run: --env.clips has walk, squat" in refusal(*PLAY, "--clip", "run")
     cartpole = ("play", "cartpole-balance", "--actions", "zero", "--gpu-ids", "None")
     assert "--clip run: the task has no clips" in refusal(*cartpole, "--clip", "run")

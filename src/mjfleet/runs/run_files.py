@@ -67,14 +67,19 @@ def file_fields(config: EnvConfig) -> dict[str, Sequence[str]]:
     return {name: s.names for name, marks in markers for s in marks if isinstance(s, Suffixes)}
 
 
-def only(config: TrainConfig, name: str) -> TrainConfig:
-    """Return the configuration with the one file alone that has this name, without its suffix.
+def only(found: FoundTask, config: TrainConfig, name: str) -> TrainConfig:
+    """Return the configuration with the one file alone that has this name, without its suffix; it
+    may be in a folder that the configuration names.
 
     Raises:
         UserError: there is none.
     """
-    for field in file_fields(config.env):
-        entries = getattr(config.env, field)
+    for field, suffixes in file_fields(config.env).items():
+        entries, places = list[str](), [found.folder]
+        for entry in getattr(config.env, field):
+            is_folder = path_of(name_of(entry), places).is_dir()
+            inside = find_files([entry], places, suffixes, f"--env.{field}") if is_folder else ()
+            entries += [file.name for file in inside] if is_folder else [entry]
         names = {Path(file_name(name_of(entry))).stem: entry for entry in entries}
         if name in names:
             return replace(config, env=replace(config.env, **{field: (names[name],)}))

@@ -13,6 +13,7 @@ import torch
 from mjfleet.errors import UserError
 from mjfleet.parts.motion.clips import read_clip
 from mjfleet.parts.motion.kinematics import forward
+from mjfleet.tools.clip.command import described
 
 from .robots import MODEL, XML, moving
 
@@ -77,6 +78,15 @@ def test_a_nameless_file_of_another_robot_is_refused_with_the_error(tmp_path: Pa
         read_clip(path, MODEL)
 
 
+def test_a_nameless_file_is_read_for_a_robot_whose_joints_have_no_names(tmp_path: Path) -> None:
+    model = mujoco.MjModel.from_xml_string(XML.replace('<joint name="left_knee"', "<joint").replace(
+        '<position joint="left_knee" kp="20" kv="1"/>', ""))  # fmt: skip
+    clip = read_clip(save(tmp_path, nameless(BREADTH_FIRST)), model)
+    assert clip.joints == ("left_hip", "joint 2", "right_hip")
+    torch.testing.assert_close(clip.qpos, moving().qpos, rtol=0, atol=1e-12)
+    assert "3 joints" in described(clip, model)
+
+
 def without(key: str) -> Callable[[Arrays], object]:
     return lambda arrays: arrays.pop(key)
 
@@ -95,8 +105,20 @@ def without(key: str) -> Callable[[Arrays], object]:
         (nameless, lambda a: a.update(joint_pos=a["joint_pos"][:, :2]),
          r"joint_pos is \(151, 2\); it must be \('frames', 3\)"),
         (nameless, lambda a: a.update(body_pos_w=a["body_pos_w"][:, :3]),
-         r"body_pos_w is \(151, 3, 3\); it must be \('frames', 4, 3\)"),
+         r"body_pos_w is \(151, 3, 3\); it must be \(151, 4, 3\)"),
         (own, lambda a: a.update(qpos=np.array([{}])), "it cannot be read"),
+        (own, lambda a: a.update(qpos=np.float32(1)), r"qpos is \(\); it must be \('frames', 10\)"),
+        (own, lambda a: a.update(joints=a["joints"][[0, 1, 2, 0]]), "left_hip is in `joints` tw"),
+        (own, lambda a: a.update(joints="left_hip"), "it lacks left_knee, right_hip"),
+        (own, lambda a: a.update(rate=0.0), "its rate is 0 frames a second; it must be above 0"),
+        (own, lambda a: a.update(rate=-30.0), "its rate is -30 frames a second"),
+        (own, lambda a: a.update(rate=np.nan), "its rate is nan frames a second"),
+        (own, lambda a: a.update(rate=[30.0, 30.0]), "it cannot be read"),
+        (nameless, lambda a: a.update(fps=[0.0]), "its rate is 0 frames a second"),
+        (nameless, lambda a: a.update(fps=[]), "it cannot be read"),
+        (nameless, lambda a: a.update(joint_pos=np.float32(1)), r"joint_pos is \(\); it must be"),
+        (nameless, lambda a: a.update(body_pos_w=a["body_pos_w"][:9]),
+         r"body_pos_w is \(9, 4, 3\); it must be \(151, 4, 3\)"),
     ],
 )  # fmt: skip
 def test_an_npz_that_does_not_fit_is_refused(
@@ -115,7 +137,12 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read_clip(narrow, MODEL)
     with pytest.raises(UserError, match="row 2: the quaternion has the length 2"):
         read_clip(csv(tmp_path, lambda rows: rows[2].__setitem__(slice(3, 7), 1.0)), MODEL)
-    for name, text in (("clip.csv", "a,b\n"), ("clip.npz", "no zip"), ("clip.pkl", "")):
+    for name, text in (
+        ("clip.csv", "a,b\n"),
+        ("clip.csv", "\n"),
+        ("clip.npz", "no zip"),
+        ("clip.pkl", ""),
+    ):
         (tmp_path / name).write_text(text)
         with pytest.raises(UserError, match=re.escape(name)):
             read_clip(tmp_path / name, MODEL)

@@ -113,6 +113,9 @@ def test_starts_leave_a_second_and_follow_weights(tmp_path: Path) -> None:
     assert (frames < 151).double().mean() == pytest.approx(wanted, abs=0.01)
     counts = torch.bincount(frames[frames < 151], minlength=101)
     assert counts.double().std() < 12  # Uniform: 39 each.
+    bins, edges = env.motion.starts.bins[:151], env.motion.starts._firsts[:2]
+    assert bins[edges].tolist() == [0, 1]
+    assert bins[edges[1] - 1] == 0
     kinds: tuple[tuple[Literal["start", "uniform"], int], ...] = ("start", 0), ("uniform", 100)
     for kind, last in kinds:
         env = build([long], sampling=SamplingConfig(kind=kind), num_envs=500)
@@ -238,6 +241,10 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     for clips, message in (
         ([], "give a file or a folder of clips"),
         ([path, str(tmp_path / "more")], "two clips have the name moving"),
+        (
+            [write(tmp_path, "short", seconds=0.01, rate=100.0)],
+            "short.npz: it is shorter than a st",
+        ),
         ([f"{path}=0"], "write FILE, FOLDER, or either with a weight"),
         ([str(tmp_path / "none.npz")], "there is no such file or folder"),
         ([f"{path}@{'0' * 16}"], "nor is .*moving.npz a file with this content"),

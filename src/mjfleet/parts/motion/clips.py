@@ -1,5 +1,6 @@
 """Reads clips of a robot's motion from the files that people have. In workers and in tools."""
 
+import math
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class Robot:
         free = bool(kinds) and kinds[0] == mjtJoint.mjJNT_FREE
         single = mjtJoint.mjJNT_HINGE, mjtJoint.mjJNT_SLIDE
         moved = [i for i, kind in enumerate(kinds) if kind in single]
-        self.model, self.root = model, ROOT * free
+        self.model, self.root, self.ids = model, ROOT * free, moved
         self.joints = tuple(model.joint(i).name or f"joint {i}" for i in moved)
         self.places = [*range(self.root), *model.jnt_qposadr[moved].tolist()]
         self.dofs = [*range(6 * free), *model.jnt_dofadr[moved].tolist()]
@@ -85,6 +86,8 @@ def read_clip(path: Path, model: mujoco.MjModel, rate: float | None = None) -> C
             rate, qpos = _read_npz(path, robot)
         else:
             raise UserError(f"it must be a file of {' or '.join(SUFFIXES)}.")
+        if not 0 < rate < math.inf:
+            raise UserError(f"its rate is {rate:g} frames a second; it must be above 0.")
         return Clip(path.stem, rate, robot.joints, torch.from_numpy(_checked(qpos, robot)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -97,7 +100,9 @@ def read_clip(path: Path, model: mujoco.MjModel, rate: float | None = None) -> C
 def _read_csv(path: Path, robot: Robot) -> np.ndarray:
     """Read rows without a header: position (m), quaternion x, y, z, w, and joints (rad)."""
     with open_regular(path, FILE_BYTES, may_link=True) as file:
-        rows = np.loadtxt(file, delimiter=",", ndmin=2)
+        if not (lines := [line for line in file.read().splitlines() if line.strip()]):
+            raise UserError("it is empty.")
+        rows = np.loadtxt(lines, delimiter=",", ndmin=2)
     if rows.shape[1] != (size := len(robot.places)):
         raise UserError(
             f"its rows have {rows.shape[1]} numbers; {size} are needed, of which "
@@ -117,9 +122,9 @@ def _read_npz(path: Path, robot: Robot) -> tuple[float, np.ndarray]:
         with np.load(file, allow_pickle=False) as arrays:
             data = {name: arrays[name] for name in arrays.files}
     if {"rate", "joints", "qpos"} <= data.keys():
-        return float(data["rate"]), _by_names(data, robot)
+        return float(data["rate"].item()), _by_names(data, robot)
     if {"fps", "joint_pos", "body_pos_w", "body_quat_w"} <= data.keys():
-        return float(np.ravel(data["fps"])[0]), _by_kinematics(data, robot)
+        return float(data["fps"].item()), _by_kinematics(data, robot)
     raise UserError(
         f"it has {', '.join(data) or 'nothing'}; it must have rate, joints and qpos, or fps, "
         "joint_pos, body_pos_w and body_quat_w."
@@ -127,13 +132,15 @@ def _read_npz(path: Path, robot: Robot) -> tuple[float, np.ndarray]:
 
 
 def _by_names(data: Mapping[str, np.ndarray], robot: Robot) -> np.ndarray:
-    names, qpos = list(map(str, data["joints"])), data["qpos"].astype(float)
+    names = list(map(str, data["joints"].ravel()))
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"the joint {twice[0]} is in `joints` twice.")
     if {*names} != {*robot.joints}:
         lacking, others = ({*a} - {*b} for a, b in ((robot.joints, names), (names, robot.joints)))
         text = "; ".join(f"{k} {', '.join(sorted(v))}" for k, v in
                          (("it lacks", lacking), ("the robot lacks", others)) if v)  # fmt: skip
         raise UserError(f"joints of other names: {text}.")
-    _refuse_shape("qpos", qpos, (len(qpos), robot.root + len(names)))
+    qpos = _numbers(data, "qpos", robot.root + len(names))
     order = [robot.root + names.index(name) for name in robot.joints]
     return qpos[:, [*range(robot.root), *order]]
 
@@ -141,21 +148,19 @@ def _by_names(data: Mapping[str, np.ndarray], robot: Robot) -> np.ndarray:
 def _by_kinematics(data: Mapping[str, np.ndarray], robot: Robot) -> np.ndarray:
     """Return the positions by that order of bodies and joints, MuJoCo's or breadth-first, in which
     our kinematics has the bodies where the file has them."""
-    model, joints = robot.model, data["joint_pos"].astype(float)
-    bodies, turns = data["body_pos_w"].astype(float), data["body_quat_w"].astype(float)
-    first = int(model.jnt_bodyid[0])
-    own = [i for i in range(model.nbody) if model.body_rootid[i] == model.body_rootid[first]]
-    frames, count = len(joints), len(robot.joints)
-    _refuse_shape("joint_pos", joints, (frames, count))
-    _refuse_shape("body_pos_w", bodies, (frames, len(own), 3))
-    _refuse_shape("body_quat_w", turns, (frames, len(own), 4))
+    model = robot.model
+    roots = model.body_rootid[model.jnt_bodyid[:1]].tolist()
+    own = [i for i in range(model.nbody) if model.body_rootid[i] in roots]
+    joints = _numbers(data, "joint_pos", len(robot.joints))
+    bodies = _numbers(data, "body_pos_w", len(own), 3, frames=len(joints))
+    turns = _numbers(data, "body_quat_w", len(own), 4, frames=len(joints))
     errors = dict[str, float]()
     for order, tree in (("MuJoCo's order", own), ("breadth-first", _breadth_first(model, own))):
-        moved = [name for i in tree for name in _joints_of(model, i) if name in robot.joints]
-        qpos = np.empty((frames, len(robot.places)))
+        moved = sorted(robot.ids, key=lambda i: (tree.index(model.jnt_bodyid[i]), i))
+        qpos = np.empty((len(joints), len(robot.places)))
         if robot.root:
             qpos[:, :3], qpos[:, 3:7] = bodies[:, 0], turns[:, 0]
-        qpos[:, robot.root :] = joints[:, [moved.index(name) for name in robot.joints]]
+        qpos[:, robot.root :] = joints[:, [moved.index(i) for i in robot.ids]]
         found = forward(model, robot.whole(torch.from_numpy(qpos)), tree).positions.numpy()
         errors[order] = float(np.linalg.norm(found - bodies, axis=2).max())
         if errors[order] <= LARGEST_ERROR:
@@ -167,11 +172,6 @@ def _by_kinematics(data: Mapping[str, np.ndarray], robot: Robot) -> np.ndarray:
     )
 
 
-def _joints_of(model: mujoco.MjModel, body: int) -> list[str]:
-    first = int(model.body_jntadr[body])
-    return [model.joint(first + i).name for i in range(int(model.body_jntnum[body]))]
-
-
 def _breadth_first(model: mujoco.MjModel, bodies: list[int]) -> list[int]:
     paths = dict[int, tuple[int, ...]]()
     for i in bodies:  # Parents come first.
@@ -179,9 +179,15 @@ def _breadth_first(model: mujoco.MjModel, bodies: list[int]) -> list[int]:
     return sorted(bodies, key=lambda i: (len(paths[i]), paths[i]))
 
 
-def _refuse_shape(key: str, array: np.ndarray, wanted: tuple[int, ...]) -> None:
-    if array.shape != wanted or not len(array):
-        raise UserError(f"{key} is {array.shape}; it must be {('frames', *wanted[1:])}.")
+def _numbers(
+    data: Mapping[str, np.ndarray], key: str, *size: int, frames: int | None = None
+) -> np.ndarray:
+    """Return an array of a file; UserError if its shape is not `(frames, *size)`."""
+    array = data[key].astype(float)
+    count = frames or (len(array) if array.ndim else 0)
+    if array.shape != (count, *size) or not count:
+        raise UserError(f"{key} is {array.shape}; it must be {(frames or 'frames', *size)}.")
+    return array
 
 
 def _checked(qpos: np.ndarray, robot: Robot) -> np.ndarray:

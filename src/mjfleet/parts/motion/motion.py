@@ -72,8 +72,10 @@ class Motion:
         if twice := [name for name in self.names if self.names.count(name) > 1]:
             raise UserError(f"--env.clips: two clips have the name {twice[0]}; rename a file.")
         rows, lengths = [], list[int]()
-        for clip in self.clips:
+        for clip, file in zip(self.clips, files, strict=True):
             qpos = resample(clip.qpos, robot.root, clip.rate, env.step_dt)
+            if len(qpos) < 2:
+                raise UserError(f"{file.path}: it is shorter than a step, {env.step_dt:g} s.")
             speeds = central_differences(qpos, robot.root, env.step_dt)
             whole, moving = robot.whole(qpos), robot.whole_velocities(speeds)
             parts = whole, moving, *forward(model, whole, ids, moving)

@@ -1,5 +1,6 @@
 """Draws the frames at which episodes begin, more often where episodes have failed. In a worker."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -32,7 +33,8 @@ class StartFrames:
             counts += [end - start for start, end in pairwise(edges)]
             nexts += [[begun + min(i + k, bins - 1) for k in range(kernel)] for i in range(bins)]
             heights += [weight] * bins
-            of_frames += [begun + min(i * bins // starts, bins - 1) for i in range(length)]
+            ends = [*edges[1:-1], length]
+            of_frames += [begun + bisect_right(ends, i) for i in range(length)]
             first += length
         long = {"dtype": torch.long, "device": env.device}
         self._firsts, self._counts = torch.tensor(firsts, **long), torch.tensor(counts, **long)

@@ -81,7 +81,7 @@ def clip(arguments: Sequence[str]) -> int:
     model = found.load(found.task.env_class).make_model(found.defaults().env)
     path = path_of(parsed.file, [found.folder])
     read = read_clip(path, model, parsed.rate)
-    print_line(f"{file_name(parsed.file)}: {_described(read, model)}")
+    print_line(f"{file_name(parsed.file)}: {described(read, model)}")
     if output:
         write_atomically(output, read.write)
         print_line(f"wrote {output}")
@@ -94,16 +94,18 @@ def clip(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _described(read: "Clip", model: Any) -> str:
+def described(read: "Clip", model: Any) -> str:
     """Return the clip's length, the way of its base, and joints that leave their ranges."""
+    from mjfleet.parts.motion.clips import Robot
+
     qpos, count = read.qpos.numpy(), len(read.joints)
     seconds = (len(qpos) - 1) / read.rate
     text = f"{seconds:.4g} s, {len(qpos)} frames at {read.rate:g} a second, {count} joints"
     if qpos.shape[1] > count:
         ahead, low, high = qpos[-1, :2] - qpos[0, :2], qpos[:, 2].min(), qpos[:, 2].max()
         text += f"; the base goes {(ahead @ ahead) ** 0.5:.3g} m, {low:.3g} to {high:.3g} m high"
-    for name, angles in zip(read.joints, qpos[:, -count:].T, strict=True):
-        joint = model.joint(name)
+    for i, name, angles in zip(Robot(model).ids, read.joints, qpos[:, -count:].T, strict=True):
+        joint = model.joint(i)
         low, high = joint.range
         if joint.limited and (angles.min() < low or angles.max() > high):
             reached = f"{angles.min():.3g} to {angles.max():.3g}"

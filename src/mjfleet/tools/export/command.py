@@ -85,7 +85,7 @@ def export(arguments: Sequence[str]) -> int:
     name = found.name if parsed.format == PRETRAINED else "policy"
     output = output or (trained.run_dir or Path()) / "exported" / f"{name}{suffix}"
     _refuse_to_replace(output, parsed.format, found.name)
-    config = only(config, parsed.clip) if parsed.clip else config
+    config = only(found, config, parsed.clip) if parsed.clip else config
     print_line(f"exporting {trained.policy}")
     import_prepared("cpu", "rl.build_algorithm")
     few = config.with_num_envs(min(config.env.num_envs, EXPORT_MAX_ENVS))

@@ -171,7 +171,7 @@ def _play(
     own = {name: getattr(parsed, name) for name in ("gpu_ids", "engine", "cpu_threads", "env")}
     agent = replace(trained.agent, seed=parsed.seed)
     config = replace(trained, **own, agent=agent, cpu_workers=None, resume=None)
-    config = only(config, parsed.clip) if parsed.clip else config
+    config = only(found, config, parsed.clip) if parsed.clip else config
     devices = choose_devices(config, os.environ)
     if len(devices.names) > 1:
         raise UserError("--gpu-ids: `play` uses one GPU.")

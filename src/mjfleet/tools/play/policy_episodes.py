@@ -139,7 +139,7 @@ def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
         where = {n: levels.names[n] if levels.names else f"level {n}" for n in levels.numbers}
         for n, name in where.items():
             values[f"return on {name}"] = returns[played == n]
-            for key in [key for key in means if levels.names]:
+            for key in sums if levels.names else ():
                 over, by = (part[played == n] for part in sums[key])
                 values[f"{key.removeprefix('task/')} on {name}"] = (over / by)[by != 0]
                 means[f"{key.removeprefix('task/')} on {name}"] = over.sum() / by.sum()
