@@ -162,6 +162,13 @@ def test_images_between_renderings_are_kept_and_a_reset_shows_far_until_the_next
     assert seen[5].tolist() == pytest.approx([3.0 - 6 * env.step_dt, 3.0], abs=1e-4)
 
 
+def test_new_episodes_everywhere_are_rendered_at_once() -> None:
+    env = make(lambda env: eye(env, every=3))
+    env.step(torch.zeros(WORLDS, 1))
+    env.start_at_random_times()
+    assert env.get_observations()["actor"].amax().item() == pytest.approx(3.0)
+
+
 def test_kept_images_resume_bit_for_bit() -> None:
     def prepare(env: Any) -> Any:
         vary(env, "cam_quat", "eye", "add", (-0.2, 0.2), "reset")
@@ -313,6 +320,7 @@ def test_a_camera_is_added_to_a_model_that_has_none() -> None:
     ("changed", "text"),
     [
         ({"name": "eey"}, "SeeingEnv: Camera 'eey': no camera 'eey'; the model has: eye."),
+        ({"name": None}, "Camera None: no camera None; the model has: eye."),
         ({"width": 0}, "width is 0; it must be a whole number of pixels above 0."),
         ({"kinds": ("depths",)}, r"kinds is \('depths',\); it must be some of \('depth', 'distan"),
         ({"kinds": "depth"}, "kinds is 'depth'; it must be some of"),
@@ -379,6 +387,8 @@ def test_holes_have_a_value_and_may_be_whole_images() -> None:
     assert (found == 7.0).float().mean().item() == pytest.approx(0.25, abs=0.05)
     squares = found.view(WORLDS, 16, 4, 16, 4)
     assert (squares == squares[:, :, :1, :, :1]).all()
+    with pytest.raises(UserError, match="holes: size is 0; it must be a whole number of pixels"):
+        holes(env, image, share=0.25, value=7.0, size=0)
     dropped = [holes(env, image, share=0.5, value=0.0, size=64).flatten(1) for _ in range(20)]
     shares = torch.stack(dropped).float().mean(dim=2)
     assert {*shares.flatten().tolist()} == {0.0, 1.0}

@@ -219,6 +219,7 @@ class Env(StatefulEnv[C]):
 
     def start_at_random_times(self) -> None:
         """Begin new episodes everywhere, at random times, so that time-outs spread out."""
+        self.step_count = 0
         self._reset(torch.ones_like(self._whole))  # `observe` has been called in the earlier ones.
         self.episode_length_buf.random_(self.max_episode_length, generator=self.generator)
         self._whole.copy_(self.episode_length_buf == 0)

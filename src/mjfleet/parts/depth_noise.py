@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mjfleet.env import Env
+from mjfleet.errors import UserError
 
 
 def gaussian_depth(
@@ -40,8 +41,10 @@ def holes(
     """Return an image of which a random share of squares, `size` pixels wide, has a value instead.
 
     Real cameras return 0, or their largest depth, where they see nothing. With `size` as wide as
-    the image, whole images drop out.
+    the image, whole images drop out. UserError if `size` is no whole number above 0.
     """
+    if not isinstance(size, int) or size < 1:
+        raise UserError(f"holes: size is {size!r}; it must be a whole number of pixels above 0.")
     count, _, height, width = image.shape
     rows, columns = -(-height // size), -(-width // size)
     is_hole = env.uniform(rows * columns, 0.0, 1.0).view(count, 1, rows, columns) < share

@@ -256,7 +256,9 @@ class Simulation(ABC):
         """
         view = make_view(self.model, camera, width, height, kinds, group_flags(groups))
         if view not in self._newest:
-            size = self.num_envs * sum(each.nbytes for each in (view, *self._newest))
+            # The images of other views are no longer in what a GPU has left.
+            others = () if self.device.type == "cuda" else self._newest
+            size = self.num_envs * sum(each.nbytes for each in (view, *others))
             check_fits("images", size, self.num_envs, str(self.device))
             with self.while_compiling():
                 self._newest[view] = self._move, self._images(view)
@@ -280,12 +282,11 @@ class Simulation(ABC):
         Raises:
             ValueError: the model has no such sensor. The message lists its sensors.
         """
-        index = mujoco.mj_name2id(self.model, mujoco.mjtObj.mjOBJ_SENSOR, name)
-        if index < 0:
-            names = [self.model.sensor(i).name for i in range(self.model.nsensor)]
+        names = [self.model.sensor(i).name for i in range(self.model.nsensor)]
+        if name not in names:
             raise ValueError(f"no sensor {name!r}; the model has: {', '.join(names) or 'none'}")
-        start = self.model.sensor_adr[index]
-        return self.sensordata[:, start : start + self.model.sensor_dim[index]]
+        start, size = self.model.sensor(name).adr[0], self.model.sensor(name).dim[0]
+        return self.sensordata[:, start : start + size]
 
     def __getattr__(self, name: str) -> torch.Tensor:
         if name not in FIELDS:

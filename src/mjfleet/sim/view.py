@@ -47,10 +47,10 @@ def make_view(
         UserError: the model has no such camera, a size is no whole number above 0, `kinds` are none
             or unknown, or there is no geom in `groups`.
     """
-    index = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, camera)
-    if index < 0:
-        names = ", ".join(filter(None, (model.camera(i).name for i in range(model.ncam))))
-        raise UserError(f"no camera {camera!r}; the model has: {names or 'none, see add_camera'}.")
+    names = [model.camera(i).name for i in range(model.ncam)]
+    if not camera or camera not in names:  # MuJoCo's own search may crash for None.
+        known = ", ".join(filter(None, names)) or "none, see add_camera"
+        raise UserError(f"no camera {camera!r}; the model has: {known}.")
     for what, size in (("width", width), ("height", height)):
         if not isinstance(size, int) or size < 1:
             raise UserError(f"{what} is {size!r}; it must be a whole number of pixels above 0.")
@@ -59,7 +59,7 @@ def make_view(
     if not seen.any():
         used = ", ".join(map(str, np.unique(model.geom_group))) or "none"
         raise UserError(f"no geom to see is in the groups {groups}; there are some in: {used}.")
-    return View(index, width, height, tuple(dict.fromkeys(kinds)), groups)
+    return View(names.index(camera), width, height, tuple(dict.fromkeys(kinds)), groups)
 
 
 def check_kinds(kinds: Sequence[str], known: Sequence[str]) -> None:
