@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from mjfleet.parts.motion.clips import Clip, Robot
-from mjfleet.parts.motion.quaternions import conjugate, heading, multiply, rotate
+from mjfleet.quaternions import conjugate, heading, multiply, rotate
 from mjfleet.tools.trained_policy import find_policy, load_policy
 
 TASK = "g1-velocity-flat"

@@ -11,6 +11,8 @@ import math
 
 import torch
 
+from mjfleet.quaternions import conjugate, rotate
+
 # Rewards.
 
 
@@ -175,10 +177,8 @@ def in_frame(quaternion: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     The linear velocity of a free joint, `sim.qvel[:, :3]`, is of the world; its angular velocity,
     `sim.qvel[:, 3:6]`, is in the body's frame already. All three's `base_lin_vel`.
     """
-    w, axis = quaternion[:, :1], -quaternion[:, 1:]
-    vector = vector.to(axis.dtype)  # A task's state is float32, MuJoCo's float64.
-    turned = 2 * torch.linalg.cross(axis, vector)
-    return vector + w * turned + torch.linalg.cross(axis, turned)
+    vector = vector.to(quaternion.dtype)  # A task's state is float32, MuJoCo's float64.
+    return rotate(conjugate(quaternion), vector)
 
 
 def phase(steps: torch.Tensor, step_dt: float, period: float) -> torch.Tensor:

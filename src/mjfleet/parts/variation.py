@@ -11,6 +11,7 @@ import torch
 
 from mjfleet.env import Env
 from mjfleet.errors import UserError
+from mjfleet.quaternions import from_rotation_vector, multiply
 from mjfleet.utils.name_pattern import name_pattern
 
 Mode = Literal["scale", "add", "set"]
@@ -123,7 +124,7 @@ class Variation:
             new = numbers.to(place.field)
             new = place.own * new if self.mode == "scale" else place.sign * new
             if is_turned:
-                new = _turned(place.own, new)
+                new = multiply(place.own, from_rotation_vector(new))
             else:
                 new = place.own + new if self.mode == "add" else new
             new = new.expand(env.num_envs, *place.own.shape).flatten(1)
@@ -310,15 +311,6 @@ def _check(one: Variation, own: np.ndarray, rows: np.ndarray, names: list[str]) 
                 f"{one}: {field} of {names[at[0]]!r} {must}; it is {own[at]:.3g} in the model, and "
                 f"could be {low[at]:.3g}."
             )
-
-
-def _turned(quaternions: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Turn `(rows, 4)` about their own axes, by rotation vectors `(worlds, rows, 3)`, rad."""
-    half = 0.5 * angles.norm(dim=2, keepdim=True)
-    w, v = half.cos(), 0.5 * angles * torch.sinc(half / math.pi)
-    w0, v0 = quaternions[:, :1], quaternions[:, 1:].expand_as(v)
-    scalar = w0 * w - (v0 * v).sum(dim=2, keepdim=True)
-    return torch.cat((scalar, w0 * v + w * v0 + torch.linalg.cross(v0, v)), dim=2)
 
 
 def position_actuators(model: mujoco.MjModel) -> np.ndarray:

@@ -17,7 +17,7 @@ from mjfleet.env import Env, Timer
 from mjfleet.errors import UserError
 from mjfleet.parts import Motion, vary
 from mjfleet.parts.motion.kinematics import Bodies, body_velocities
-from mjfleet.parts.motion.quaternions import (
+from mjfleet.quaternions import (
     conjugate,
     from_rotation_vector,
     heading,
@@ -28,13 +28,6 @@ from mjfleet.parts.motion.quaternions import (
 )
 from mjfleet.tracking.config import TrackingConfig
 from mjfleet.tracking.scene import TOUCH, Motors, make_robot
-
-TRACKED = (
-    "anchor_position", "anchor_rotation", "body_position", "body_rotation", "body_velocity",
-    "body_spin",
-)  # fmt: skip
-LIMITS = "anchor_height", "gravity", "body_height"
-MEASURED = "joint_error", "body_error", "anchor_error"
 
 
 @dataclass(frozen=True)
@@ -83,12 +76,6 @@ class TrackingEnv(Env[TrackingConfig]):
         self.home = self.motors.pose
         names = [model.sensor(i).name for i in range(model.nsensor)]
         self.touches = [sim.sensor(name) for name in names if name.startswith(TOUCH)]
-        self.squares = self.add_state("squares", len(TRACKED), persistent=False)
-        """Squares of the errors of TRACKED."""
-        self.off = self.add_state("off", len(LIMITS), persistent=False)
-        """Errors of LIMITS."""
-        self.errors = self.add_state("errors", len(MEASURED), persistent=False)
-        """Errors of MEASURED."""
         self.seconds = self.add_state("seconds", persistent=False)
         """Time of the clip, which a viewer may write."""
         self.sought = self.add_state("sought", persistent=False)
@@ -99,10 +86,10 @@ class TrackingEnv(Env[TrackingConfig]):
         self._prepare_draws()
         if not self.is_evaluation:
             self._vary_robots()
-        limits = [getattr(cfg.ends, name) for name in LIMITS]
-        self.limits = torch.tensor(limits, device=self.device)
         noise = [part.noise for part in self.seen(self.parts()) for _ in part.values[0]]
         self.amplitudes = torch.tensor(noise, device=self.device) * (not self.is_evaluation)
+        self.cache("squares", "off", "errors")
+        self.after_physics()
 
     def _prepare_draws(self) -> None:
         cfg = self.cfg.start
@@ -167,7 +154,7 @@ class TrackingEnv(Env[TrackingConfig]):
         return Bodies(positions, rotations, *body_velocities(positions, cvel, centres))
 
     def after_physics(self) -> None:
-        """Compute what rewards, terminations and metrics share."""
+        """Compute, by name, what rewards, terminations and metrics are made of."""
         own, frame, anchor = self.robot(), self.motion.now(), self.anchor
         wanted = frame.bodies
         apart = wanted.positions - own.positions
@@ -178,21 +165,24 @@ class TrackingEnv(Env[TrackingConfig]):
         around = wanted.positions - wanted.positions[:, anchor : anchor + 1]
         moved = place.unsqueeze(1) + rotate(turned, around) - own.positions
         angles = _angle(multiply(turned, wanted.rotations), own.rotations)
-        self.squares[:, 0] = terms.squares(apart[:, anchor])
-        self.squares[:, 1] = _angle(turn, own_anchor).square()
-        self.squares[:, 2] = moved.square().sum(dim=2).mean(dim=1)
-        self.squares[:, 3] = angles.square().mean(dim=1)
-        self.squares[:, 4] = _mean_square(wanted.velocities - own.velocities)
-        self.squares[:, 5] = _mean_square(wanted.spins - own.spins)
-        self.off[:, 0] = apart[:, anchor, 2].abs()
+        self.squares = {
+            "anchor_position": terms.squares(apart[:, anchor]),
+            "anchor_rotation": _angle(turn, own_anchor).square(),
+            "body_position": _mean_square(moved),
+            "body_rotation": angles.square().mean(dim=1),
+            "body_velocity": _mean_square(wanted.velocities - own.velocities),
+            "body_spin": _mean_square(wanted.spins - own.spins),
+        }
         gravity = terms.projected_gravity(own_anchor) - terms.projected_gravity(turn)
-        self.off[:, 1] = gravity[:, 2].abs()
+        self.off = {"anchor_height": apart[:, anchor, 2].abs(), "gravity": gravity[:, 2].abs()}
         if len(self.ends):
-            self.off[:, 2] = moved[:, self.ends, 2].abs().amax(dim=1)
+            self.off["body_height"] = moved[:, self.ends, 2].abs().amax(dim=1)
         joints = self.sim.qpos[:, self.motors.places].float() - frame.qpos[:, self.motors.places]
-        self.errors[:, 0] = joints.abs().mean(dim=1)
-        self.errors[:, 1] = moved.norm(dim=2).mean(dim=1)
-        self.errors[:, 2] = apart[:, anchor].norm(dim=1)
+        self.errors = {
+            "joint_error": joints.abs().mean(dim=1),
+            "body_error": moved.norm(dim=2).mean(dim=1),
+            "anchor_error": apart[:, anchor].norm(dim=1),
+        }
         if not self.command_override:
             self.seconds.copy_(self.motion.time)
 
@@ -252,11 +242,8 @@ class TrackingEnv(Env[TrackingConfig]):
         }
 
     def rewards(self) -> dict[str, torch.Tensor]:
-        widths = self.cfg.widths
-        tracked = {
-            name: torch.exp(self.squares[:, i] / -(getattr(widths, name) ** 2))
-            for i, name in enumerate(TRACKED)
-        }
+        widths = vars(self.cfg.widths)
+        tracked = {k: torch.exp(v / -(widths[k] ** 2)) for k, v in self.squares.items()}
         joints = self.sim.qpos[:, self.motors.places].float()
         return {
             **tracked,
@@ -268,7 +255,7 @@ class TrackingEnv(Env[TrackingConfig]):
     def touched(self) -> torch.Tensor:
         """Return how many contacts with the ground there are that do not belong there."""
         if not self.touches:
-            return torch.zeros_like(self.errors[:, 0])
+            return torch.zeros_like(self.seconds)
         whole, *allowed = (found[:, 0].float() for found in self.touches)
         return (whole - sum(allowed)).clamp(min=0.0)
 
@@ -277,7 +264,8 @@ class TrackingEnv(Env[TrackingConfig]):
 
     def terminated(self) -> torch.Tensor:
         """Return where the robot is too far from its frame: by heights, or the anchor's tilt."""
-        return (self.off > self.limits).any(dim=1)
+        limits = vars(self.cfg.ends)
+        return torch.stack([off > limits[name] for name, off in self.off.items()]).any(dim=0)
 
     def truncated(self) -> torch.Tensor:
         return self.motion.ended
@@ -286,8 +274,7 @@ class TrackingEnv(Env[TrackingConfig]):
         """Return the mean errors of joints (rad), bodies and anchor (m), and the share of episodes
         that have reached their clip's end, of those that failed or did."""
         reached = self.motion.ended & ~self.failed
-        errors = dict(zip(MEASURED, self.errors.unbind(dim=1), strict=True))
-        return {**errors, "success": (reached.float(), (reached | self.failed).float())}
+        return {**self.errors, "success": (reached.float(), (reached | self.failed).float())}
 
     def ghost(self) -> torch.Tensor:
         """Return what the clip shows now."""

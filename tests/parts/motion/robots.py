@@ -11,7 +11,7 @@ from mjfleet.config import EnvConfig, SamplingConfig
 from mjfleet.env import EnvShard
 from mjfleet.parts import Motion
 from mjfleet.parts.motion.clips import Clip, Robot
-from mjfleet.parts.motion.quaternions import multiply
+from mjfleet.quaternions import multiply
 
 from ...env.test_env import PlainEnv
 from ...sim.test_contract import build as simulate

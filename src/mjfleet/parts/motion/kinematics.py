@@ -7,7 +7,7 @@ import mujoco
 import numpy as np
 import torch
 
-from mjfleet.parts.motion.quaternions import (
+from mjfleet.quaternions import (
     conjugate,
     from_rotation_vector,
     multiply,
