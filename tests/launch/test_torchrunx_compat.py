@@ -1,11 +1,14 @@
 """Workers that are forked in torchrunx's agent: how they end."""
 
 import sys
-import time
+from pathlib import Path
+
+import pytest
 
 from mjfleet.launch.torchrunx_compat import ForkedWorkers
 
-from ..conftest import PATIENCE
+from ..conftest import PATIENCE, Run
+from .workers import write_noisy
 
 
 def test_the_end_of_each_worker_is_known_once_all_have_ended() -> None:
@@ -16,10 +19,15 @@ def test_the_end_of_each_worker_is_known_once_all_have_ended() -> None:
     assert {r: failure.message for r, failure in result.failures.items()} == {1: "exit code 3"}
 
 
-def test_workers_that_are_at_work_can_be_ended() -> None:
-    workers = ForkedWorkers(entrypoint=time.sleep, args={0: (PATIENCE,), 1: (PATIENCE,)})
-    assert workers.wait(0.0) is None
-    workers.close()
-    result = workers.wait(PATIENCE)
-    assert result is not None
-    assert {failure.message for failure in result.failures.values()} == {"exit code -9"}
+@pytest.mark.slow
+def test_an_agent_that_fails_is_the_cause_and_not_the_workers_that_end_with_it(
+    run: Run, tmp_path: Path
+) -> None:
+    group = "__import__('mjfleet.launch.torchrunx_compat').launch.torchrunx_compat.PipeGroup"
+    confuse = f"{group}.pipe.send_bytes(b'no pickle') if RANK else None"
+    write_noisy(tmp_path, step=f"{confuse}; __import__('time').sleep(600)")
+    result = run("train", "noisy", "--cpu-workers", "2")
+    assert result.returncode == 1
+    assert "torchrunx's agent has ended (UnpicklingError(" in result.stderr
+    (log,) = tmp_path.rglob("localhost.log")
+    assert "AgentFailedError" in log.read_text()

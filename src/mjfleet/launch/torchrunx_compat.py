@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,6 @@ from mjfleet.utils.wait_until import wait_until
 
 T = TypeVar("T")
 FORK = multiprocessing.get_context("fork")
-AGENT_TIMEOUT_SECONDS = 600  # The agent may be silent so long, while its workers exit.
 UNREAPED_SECONDS = 3.0  # For the watchdog to look at how workers have ended, before that is lost.
 ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # Look, but do not reap.
 
@@ -124,9 +124,13 @@ class ForkedWorkers:
         return SimpleNamespace(return_values=dict.fromkeys(codes), failures=failures)
 
     def close(self) -> None:
-        """Kill the workers that are left."""
-        for process in self._processes.values():
-            process.kill()
+        """End the agent if it has failed; its workers end with it, see `die_with_parent`.
+
+        They end after it, so that nobody takes one of them for the cause.
+        """
+        if sys.exc_info()[1]:
+            logging.exception("the agent has failed")
+            os._exit(1)
 
 
 def _has_ended(pid: int) -> bool:
@@ -145,15 +149,12 @@ class PipeGroup(LauncherAgentGroup[T]):
         """Take the place of torchrunx's process group."""
 
     def _all_gather(self, obj: Any) -> list[Any]:
-        """Exchange an object with the other side.
+        """Exchange an object with the other side; AgentFailedError if that has ended.
 
-        Raises:
-            AgentFailedError: the other side has ended, or is silent for `agent_timeout` seconds.
+        It may be silent for any time, as in a job that a scheduler suspends.
         """
         try:
             self.pipe.send(obj)
-            if not self.pipe.poll(self.agent_timeout):
-                raise TimeoutError(f"nothing was heard for {self.agent_timeout} s")
             theirs = self.pipe.recv()
         except (OSError, EOFError) as error:
             raise AgentFailedError from error
@@ -195,7 +196,6 @@ def _run_agent(pipe: Connection, log: Path) -> None:
         logger_hostname="",
         logger_port=0,
         hostname=LOCALHOST,
-        agent_timeout=AGENT_TIMEOUT_SECONDS,
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torchrunx
 
 from mjfleet.launch.host_names import LOCALHOST
-from mjfleet.launch.torchrunx_compat import AGENT_TIMEOUT_SECONDS, ForkedAgent
+from mjfleet.launch.torchrunx_compat import ForkedAgent
 from mjfleet.rl.worker_phases import Phase
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.failure_record import (
@@ -64,7 +64,6 @@ class WorkerProcesses:
             hostnames=[LOCALHOST],
             workers_per_host=len(self._ranks),
             backend=None,  # The workers make a process group of their own.
-            agent_timeout=AGENT_TIMEOUT_SECONDS,
         ).set_logging_handlers(None)
         try:
             self._ended.set_result(launcher.run(train_as_torchrunx_worker, self._args))
@@ -79,8 +78,9 @@ class WorkerProcesses:
         if outcome := self.outcome:
             return outcome
         failure = self.failure()
-        if (end := self._agent.end()) and end.si_code != os.CLD_EXITED:
-            return self._agent_failed(f"was {killed_by(end.si_status)}")
+        # Linux kills the workers of an agent that ends: so look at it after them.
+        if (end := self._agent.end()) and end.si_status:
+            return self._agent_failed(end)
         if failure:
             # Let the others write what they have: they notice that one is missing.
             if failure.kind != "Hang" and not failure.mistake:
@@ -89,13 +89,17 @@ class WorkerProcesses:
         if (self._ended.done() or end) and not wait_until(
             lambda: self.outcome or self.failure(), AGENT_GONE_SECONDS
         ):
-            error = self._ended.exception() if self._ended.done() else None
-            why = f" ({error!r})" if error else ""
-            return self._agent_failed(f"has ended{why}; its log is {self._args.agent_log}")
+            return self._agent_failed(end)
         return None
 
-    def _agent_failed(self, what: str) -> Failure:
-        return self._failure("Agent", f"torchrunx's agent {what}", self._ranks[0], Heartbeat())
+    def _agent_failed(self, end: os.waitid_result | None) -> Failure:
+        what = "has ended"
+        if end and end.si_code != os.CLD_EXITED:
+            what = f"was {killed_by(end.si_status)}"
+        elif self._ended.done() and (error := self._ended.exception()):
+            what += f" ({error!r})"
+        message = f"torchrunx's agent {what}; its log is {self._args.agent_log}"
+        return self._failure("Agent", message, self._ranks[0], Heartbeat())
 
     @property
     def has_begun(self) -> bool:
