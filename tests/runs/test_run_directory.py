@@ -95,6 +95,16 @@ def test_run_dir_may_be_a_folder_with_other_files_which_stay(tmp_path: Path) -> 
     assert [p.name for p in path.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.parametrize("record", ["run.json", "group.json"])
+def test_a_run_does_not_begin_where_a_run_or_a_group_has_begun_meanwhile(
+    tmp_path: Path, record: str
+) -> None:
+    (tmp_path / record).write_text("{}")
+    with pytest.raises(UserError, match="has begun in .* meanwhile"):
+        begin(tmp_path, replace(TASK.defaults(), run_dir=str(tmp_path)))
+    assert (tmp_path / record).read_text() == "{}"
+
+
 def test_an_id_on_wandb_is_used_only_by_the_installation_that_had_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,9 +130,11 @@ def test_one_process_at_a_time_trains_in_a_run_directory(tmp_path: Path) -> None
     run.close()
     assert not is_locked(tmp_path / "run")
     lock_run(tmp_path / "run", patience=0).close()
-    lock = lock_run(tmp_path)  # As a run that has not written its record yet.
-    with pytest.raises(UserError, match="is being trained by another process"):
-        lock_run(tmp_path, patience=0)
+    lock = lock_run(tmp_path)
+    for _ in ("a run that has not written its record yet", "one whose record is damaged"):
+        with pytest.raises(UserError, match="is being trained by another process"):
+            lock_run(tmp_path, patience=0)
+        (tmp_path / "run.json").write_text("{")
     lock.close()
 
 

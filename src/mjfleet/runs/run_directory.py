@@ -35,7 +35,15 @@ from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.named_run import Parent, begun_with
 from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
 from mjfleet.runs.run_files import copy_files
-from mjfleet.runs.run_json import CONFIG_FILE, GROUP_FILE, RECORD_FILE, now, read_record, write_json
+from mjfleet.runs.run_json import (
+    CONFIG_FILE,
+    GROUP_FILE,
+    RECORD_FILE,
+    now,
+    read_record,
+    record_file,
+    write_json,
+)
 from mjfleet.runs.run_lock import (
     BRIEF_SECONDS,
     LOCK_FILE,
@@ -117,7 +125,7 @@ class RunDirectory:
             self._is_locked_first = chosen.lock is None
             patience = REQUEUE_SECONDS if self._is_new else BRIEF_SECONDS
             self._lock = chosen.lock or lock_run(path, patience)
-            if self._is_new and self._file.exists():
+            if self._is_new and record_file(path).exists():
                 self._lock.close()
                 raise UserError(BEGUN.format(path))
         except BaseException:

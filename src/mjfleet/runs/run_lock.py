@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum, auto
 from pathlib import Path
 from weakref import finalize
 
@@ -25,14 +24,6 @@ REQUEUE_SECONDS = 60.0
 """The same where a scheduler may have started a job again before its last processes have ended."""
 TOUCH_SECONDS = 15.0
 SILENT_SECONDS = 60.0  # A process that has not touched the file for so long has ended.
-
-
-class _Lock(Enum):
-    """Who has the lock of a file."""
-
-    OWNED = auto()  # This process.
-    TAKEN = auto()  # Another process.
-    UNSUPPORTED = auto()  # The file system has no locks.
 
 
 class RunLock:
@@ -68,13 +59,13 @@ def lock_run(
         raise UserError(f"{path}: {error.strerror}.") from None
     deadline, is_announced = clock() + patience, False
     try:
-        while (lock := _try_lock(file)) is _Lock.TAKEN or (
-            lock is _Lock.UNSUPPORTED and _is_trained(run_dir)
+        while not (has_lock := _try_lock(file, fcntl.LOCK_EX)) and (
+            has_lock is False or _is_trained(run_dir)
         ):
-            record = read_record(run_dir)
             trainer = "another process"  # It may have locked a new run, but not recorded it yet.
-            if record:
-                trainer = f"process {record.get('pid')} on {record.get('host')}"
+            with suppress(OSError, ValueError):
+                if record := read_record(run_dir):
+                    trainer = f"process {record.get('pid')} on {record.get('host')}"
             if clock() > deadline:
                 raise UserError(f"{run_dir} is being trained by {trainer}. Stop it first.")
             if patience > BRIEF_SECONDS and not is_announced:
@@ -86,7 +77,7 @@ def lock_run(
     except BaseException:
         os.close(file)
         raise
-    return RunLock(path, file, lock is _Lock.OWNED)
+    return RunLock(path, file, bool(has_lock))
 
 
 def lock_again(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock | None:
@@ -101,14 +92,10 @@ def is_locked(run_dir: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return _is_trained(run_dir)
+        is_free = _try_lock(file, fcntl.LOCK_SH)
+        return _is_trained(run_dir) if is_free is None else not is_free
     finally:
         os.close(file)
-    return False
 
 
 def _touch(path: Path) -> None:
@@ -121,15 +108,15 @@ def _touch_until(path: Path, is_closed: threading.Event) -> None:
         _touch(path)
 
 
-def _try_lock(file: int) -> _Lock:
-    """Try to lock a file for this process alone, without waiting."""
+def _try_lock(file: int, kind: int) -> bool | None:
+    """Return whether flock(2) locks a file now; None: the file system has no locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _Lock.TAKEN
+        return False
     except OSError:
-        return _Lock.UNSUPPORTED
-    return _Lock.OWNED
+        return None
+    return True
 
 
 def _is_trained(run_dir: Path) -> bool:
