@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from mjfleet.launch.devices import Devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import discover
 from mjfleet.runs import run_directory, run_lock
-from mjfleet.runs.run_directory import RunDirectory
+from mjfleet.runs.run_directory import RunDirectory, refuse_written
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.run_lock import RunLock, is_locked, lock_run
 from mjfleet.runs.start import Chosen, Start
@@ -85,6 +86,39 @@ def test_a_run_that_cannot_begin_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("moment", ["write_config", "write_attempts"])
+def test_a_group_that_was_killed_as_it_began_begins_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    chosen = Chosen(found=TASK, config=replace(TASK.defaults(), run_dir=str(tmp_path)))
+    with monkeypatch.context() as patched:
+        patched.setattr(run_directory, moment, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        if not (child := os.fork()):
+            RunDirectory(tmp_path, chosen, {"kind": "seeds"})
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    refuse_written(tmp_path)
+    RunDirectory(tmp_path, chosen, {"kind": "seeds"}).close()
+    assert len(read_record(tmp_path)["attempts"]) == 1
+    assert (tmp_path / "config.yaml").exists()
+
+
+def test_a_group_that_cannot_continue_keeps_the_attempts_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, entries = tmp_path / "group", {"kind": "seeds"}
+    chosen = Chosen(found=TASK, config=TASK.defaults())
+    RunDirectory(path, chosen, entries).close()
+    before = read_record(path)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(run_directory, "complete", fail)
+    with pytest.raises(UserError, match="no space left"):
+        RunDirectory(path, replace(chosen, start=Start(run_dir=path)), entries)
+    assert read_record(path) == before
+
+
 def test_run_dir_may_be_a_folder_with_other_files_which_stay(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.mkdir()
@@ -100,7 +134,7 @@ def test_a_run_does_not_begin_where_a_run_or_a_group_has_begun_meanwhile(
     tmp_path: Path, record: str
 ) -> None:
     (tmp_path / record).write_text("{}")
-    with pytest.raises(UserError, match="has begun in .* meanwhile"):
+    with pytest.raises(UserError, match=r"has begun in .* meanwhile"):
         begin(tmp_path, replace(TASK.defaults(), run_dir=str(tmp_path)))
     assert (tmp_path / record).read_text() == "{}"
 

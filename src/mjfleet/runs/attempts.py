@@ -44,6 +44,19 @@ def attempts_in(run_dir: Path) -> list[dict[str, Any]]:
     return read_record(run_dir).get("attempts", [])
 
 
+def run_dir_of(path: Path) -> Path | None:
+    """Return the run directory, or a group's, that a path is, or that of a checkpoint; else None.
+
+    It is relative if the path is.
+    """
+    if os.path.lexists(record_file(path)):
+        return path
+    folder = path.parent if len(path.parts) > 2 else path.absolute().parent
+    folder = folder.parent if folder.name.startswith(REPLACED) else folder
+    is_inside = folder.name == "checkpoints" and not path.is_dir()
+    return folder.parent if is_inside and os.path.lexists(record_file(folder.parent)) else None
+
+
 def folder_of(run_dir: Path, number: int) -> Path:
     """Return the folder of an attempt; the first one has the number 1."""
     return run_dir / ATTEMPTS / str(number)

@@ -1,6 +1,5 @@
 """Finds the run or checkpoint that the user names, and its newest good one. Imports no torch."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -14,13 +13,14 @@ from mjfleet.runs.attempts import (
     REPLACED,
     config_of,
     replaced_checkpoints,
+    run_dir_of,
     undone_checkpoint,
 )
 from mjfleet.runs.checkpoints import INIT, about, checkpoints_in, iterations_done, why_damaged
 from mjfleet.runs.config_yaml import TEACHER, read_config
 from mjfleet.runs.find_run import LATEST, find_run, name_of
 from mjfleet.runs.pretrained import config_in
-from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of
+from mjfleet.runs.run_json import RECORD_FILE, record_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +121,8 @@ def read_run(path: Path, name: str, may_be_replaced: bool = False) -> NamedRun:
 
     A checkpoint that a later attempt has replaced is in no run, unless it `may_be_replaced`.
     """
-    is_replaced = may_be_replaced and path.parent.name.startswith(REPLACED)
-    run_dir = run_at(path.absolute().parent if is_replaced else path)
+    is_alone = path.parent.name.startswith(REPLACED) and not may_be_replaced
+    run_dir = None if is_alone else run_dir_of(path)
     if path.name == INIT:
         raise UserError(f"{name} is what the run began with: name the run itself.")
     if run_dir is not None:
@@ -164,20 +164,6 @@ def check_task(run: NamedRun, task: str, flag: str) -> None:
             f"{flag}{run.run_dir or run.path} is a {kind} of the task {run.task}, not of {task}: "
             f"name {run.task} as the task."
         )
-
-
-def run_at(path: Path) -> Path | None:
-    """Return the run directory, or a group's, that a path is, or that of a checkpoint; or None.
-
-    It is relative if the path is.
-    """
-    if os.path.lexists(path / RECORD_FILE) or is_group(path):
-        return path
-    folder = path.parent if len(path.parts) > 2 else path.absolute().parent
-    is_inside = folder.name == "checkpoints"
-    is_checkpoint = is_inside and (path.name.startswith(REPLACED) or not path.is_dir())
-    has_record = os.path.lexists(folder.parent / RECORD_FILE)
-    return folder.parent if is_checkpoint and has_record else None
 
 
 def choose(path: Path) -> tuple[Path | None, tuple[str, ...]]:

@@ -108,6 +108,7 @@ class RunDirectory:
         self.task_hash, self.token, self._is_new = "", token_hex(8), chosen.start.run_dir is None
         self._is_group = "kind" in entries
         self._file = self.path / (GROUP_FILE if self._is_group else RECORD_FILE)
+        self._number = 0  # The attempt's, once something of it may be on disk.
         self._made = list[Path]()  # The folders that were made for this attempt, parents last.
         self._log: LauncherLog | None = None
         if self._is_new:
@@ -143,18 +144,17 @@ class RunDirectory:
 
     def leave(self) -> None:
         """Take the attempt back, since nothing has run; of a new run, nothing is left."""
-        *before, this = attempts_in(self.path) or [{}]
         if self._is_new:
             remove_note(self.path)
             for path in written_in(self.path):
                 remove(path)
-        elif this.get(TOKEN, self.token) == self.token:
+        elif self._number:
+            before = attempts_in(self.path)[: self._number - 1]
             write_attempts(self.path, before)
-            hash_ = this["code"]["hash"]
-            if hash_ not in [(entry.get("code") or {}).get("hash") for entry in before]:
-                shutil.rmtree(snapshot_folder(self.path, hash_), ignore_errors=True)
+            if self.task_hash not in [(entry.get("code") or {}).get("hash") for entry in before]:
+                shutil.rmtree(snapshot_folder(self.path, self.task_hash), ignore_errors=True)
             is_earlier = not (self._is_group or any(TOKEN in entry for entry in before))
-            own = self.path / ATTEMPTS if is_earlier else folder_of(self.path, len(before) + 1)
+            own = self.path / ATTEMPTS if is_earlier else folder_of(self.path, self._number)
             shutil.rmtree(own, ignore_errors=True)
             for record in (self.path / "failures").glob("rank*.json"):
                 record.unlink()
@@ -195,7 +195,7 @@ class RunDirectory:
     def _enter(
         self, chosen: Chosen, entries: Mapping[str, Any], placement: Mapping[str, Any]
     ) -> None:
-        """Write run.json, then the attempt's folder and the task's code."""
+        """Write the attempt's folder, then run.json, then what else it needs."""
         found, config, start = chosen.found, chosen.config, chosen.start
         path, parent, code = self.path, start.parent, code_of(found, config)
         self.task_hash = code.hash
@@ -236,12 +236,13 @@ class RunDirectory:
         }
         if not self._is_group:
             this[TOKEN] = self.token
-        write_attempts(path, [*attempts, this], plan, self._file)
-        folder = folder_of(path, len(attempts) + 1)
+        self._number = len(attempts) + 1
+        folder = folder_of(path, self._number)
         shutil.rmtree(folder, ignore_errors=True)  # One that was killed may have left it.
         folder.mkdir(parents=True)
         write_json(folder / PLAN_FILE, plan)
         write_config(folder / CONFIG_FILE, found.name, config, path / CONFIG_FILE)
+        write_attempts(path, [*attempts, this], plan, self._file)
         self._log = LauncherLog(folder / "launcher.log", encoding="utf-8", delay=True)
         logging.getLogger().addHandler(self._log)
         if self._is_group:
@@ -321,7 +322,9 @@ def refuse_written(folder: Path) -> None:
     check_run_folder(folder)
     links = [path for path in written_in(folder) if path.is_symlink() and path.is_dir()]
     empty = [link for link in links if not any(link.iterdir())]  # It is for the checkpoints.
-    if found := [path.name for path in written_in(folder) if path not in empty]:
+    # A process that was killed before it could enter its attempt has left the folder of that.
+    found = [path.name for path in written_in(folder) if path not in empty]
+    if found and found != [ATTEMPTS]:
         if is_locked(folder):
             raise UserError(BEGUN.format(folder))
         raise UserError(

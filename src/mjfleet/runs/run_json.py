@@ -82,6 +82,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     for entries in (*lists, list(record.get("members", {}).values())):
         if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
             raise ValueError("its attempts, workers or members are no mappings")
+        if not all(isinstance(one.get("code") or {}, dict) for one in entries):
+            raise ValueError("the code of an attempt is no mapping")
     return record
 
 

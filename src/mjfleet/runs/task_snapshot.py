@@ -15,7 +15,7 @@ from typing import Literal
 
 from mjfleet.config import TrainConfig
 from mjfleet.registry import FoundTask, bundled_tasks
-from mjfleet.runs.attempts import REPLACED
+from mjfleet.runs.attempts import run_dir_of
 from mjfleet.runs.checkpoints import about
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.run_json import record_of
@@ -133,8 +133,8 @@ def changes_since(source: Path, task_folder: Path, modules: Modules = NONE) -> s
     then, now = _hash_in(source), read_code(task_folder, modules)
     if then in ("", now.hash):
         return None
-    kept = snapshot_folder(run_dir_of(source), then)
-    if not kept.is_dir():
+    run_dir = run_dir_of(source)
+    if not (run_dir and (kept := snapshot_folder(run_dir, then)).is_dir()):
         return f"the task's code is not that of {source.name}, of which the run keeps none"
     old = read_code(kept).files
     names = [n for n in sorted({*old, *now.files}) if old.get(n) != now.files.get(n)]
@@ -151,13 +151,13 @@ def changes_since(source: Path, task_folder: Path, modules: Modules = NONE) -> s
 def snapshot_of(source: Path) -> Snapshot:
     """Return the snapshot with which a checkpoint, or a run's newest attempt, was trained.
 
-    There is none if it is not complete, or has been changed. UserError without a run.json.
+    There is none if it is not complete, or has been changed.
     """
     run_dir, wanted = run_dir_of(source), _hash_in(source)
-    codes = [attempt.get("code") or {} for attempt in record_of(run_dir).get("attempts", [])]
-    code = [code for code in codes if code.get("hash") == wanted]
-    folder = snapshot_folder(run_dir, wanted)
-    if not (code and folder.is_dir()) or folder.is_symlink():
+    attempts = record_of(run_dir).get("attempts", []) if run_dir else []
+    code = [c for one in attempts if (c := one.get("code") or {}).get("hash") == wanted]
+    folder = snapshot_folder(run_dir or source, wanted)
+    if not (run_dir and code and folder.is_dir()) or folder.is_symlink():
         return Snapshot(why_none=f"{source}: the run keeps no copy of the task's code.")
     if left_out := code[-1].get("left_out"):
         why = f"{folder} is not a whole copy of the task's code, it lacks {', '.join(left_out)}."
@@ -173,14 +173,6 @@ def snapshot_of(source: Path) -> Snapshot:
 def is_snapshot(folder: Path) -> bool:
     """Return whether a task's folder is a snapshot."""
     return folder.parent.name == FOLDER and re.fullmatch("[0-9a-f]{16}", folder.name) is not None
-
-
-def run_dir_of(source: Path) -> Path:
-    """Return the run directory of a checkpoint, or the run directory itself."""
-    if source.is_dir():
-        return source
-    folder = source.absolute().parent
-    return folder.parents[1] if folder.name.startswith(REPLACED) else folder.parent
 
 
 def _hash_in(source: Path) -> str:

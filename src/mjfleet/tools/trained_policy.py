@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mjfleet.config import TrainConfig
 from mjfleet.registry import FoundTask, discover, find_task
+from mjfleet.runs.attempts import run_dir_of
 from mjfleet.runs.config_yaml import classes_in, from_file
 from mjfleet.runs.named_run import NamedRun, find_trained, read_run
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
@@ -13,7 +14,7 @@ from mjfleet.runs.pretrained import describe, find_pretrained
 from mjfleet.runs.read_facts import read_code_facts
 from mjfleet.runs.run_json import CONFIG_FILE
 from mjfleet.runs.start import decide_code
-from mjfleet.runs.task_snapshot import changes_since, run_dir_of
+from mjfleet.runs.task_snapshot import changes_since
 from mjfleet.utils.console import print_line
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def find_policy(
     modules = found.modules(classes_in(data))
     if changes := () if copy else changes_since(checkpoint, found.folder, modules):
         print_line(f"{changes}\n--as-trained uses the code as it was\n")
-    run_dir = run_dir_of(checkpoint)
-    file = f"{run_dir}: its {CONFIG_FILE}" if trained.run_dir else str(checkpoint)
-    return found, from_file(found, data, file, note_of(run_dir)), trained
+    run_dir = trained.run_dir
+    file = f"{run_dir}: its {CONFIG_FILE}" if run_dir else str(checkpoint)
+    return found, from_file(found, data, file, run_dir and note_of(run_dir)), trained
 
 
 def build(
@@ -85,6 +86,7 @@ def load_policy(
     from mjfleet.rl.build_algorithm import policy_of
     from mjfleet.rl.checkpoints.files import load_policy as load
 
-    env = build(found, config, engine, device, threads, run_dir_of(checkpoint))
+    runs = filter(None, [run_dir_of(checkpoint)])
+    env = build(found, config, engine, device, threads, *runs)
     policy = policy_of(env, config.agent, found.load)
     return env, policy, load(checkpoint, policy)
