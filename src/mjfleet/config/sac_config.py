@@ -69,8 +69,9 @@ class SACConfig(AlgorithmConfig):
     """Share of the critics that the target critics take over in an update."""
     initial_temperature: Positive = 0.01
     """Weight of the entropy at first."""
-    target_std: Positive = 0.15
-    """Deviation of actions, as a share of their limits, whose entropy the temperature aims at."""
+    target_std: Annotated[float, between(0.001, 0.48)] = 0.15
+    """Deviation of actions, as a share of their limits, whose entropy the temperature aims at;
+    above 0.48 no policy has that entropy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

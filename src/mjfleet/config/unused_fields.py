@@ -64,7 +64,9 @@ NEEDS = (
     ("critic.rnn_", "critic.class_name", RNN),
     ("actor.cnn_cfg.", "actor.class_name", CNN),
     ("critic.cnn_cfg.", "critic.class_name", CNN),
+    ("obs_groups.rnd_state", "algorithm.name", NOT_SAC),
     ("obs_groups.rnd_state", "algorithm.rnd_cfg", IS_SET),
+    ("torch_compile_mode", "algorithm.name", NOT_SAC),
     ("wandb.", "logger", WANDB),
 )
 """A pattern of a name's beginning; the field that decides about it; values with which it counts."""
@@ -80,7 +82,12 @@ def unused_fields(agent: AgentConfig, names: Iterable[str]) -> Iterator[Unused]:
     is_ppo = isinstance(agent.algorithm, PPOConfig)
     for name in sorted(name for name in names if name.startswith("agent.")):
         below = name.removeprefix("agent.")
-        needs = [(decider, rule) for start, decider, rule in NEEDS if re.match(start, below)]
+        needs = [
+            (decider, rule)
+            for start, decider, rule in NEEDS
+            # Other algorithms have none of PPO's fields.
+            if re.match(start, below) and (is_ppo or decider != "algorithm.rnd_cfg")
+        ]
         if name not in field_kinds():
             needs += [(own, OWN_CLASS) for start, own in CLASSES.items() if below.startswith(start)]
         if not is_ppo and below.startswith("algorithm."):  # They are the chosen class's own.

@@ -77,28 +77,22 @@ class LearnerState:
         self._scratch.update(names)
 
     def states(self, *kinds: Per) -> dict[str, Any]:
-        """Return copies of the declared state of these kinds on the CPU, by name."""
+        """Return the declared state of these kinds on the CPU, by name, see `on_cpu`."""
         found = {name: x for name, x in self._declared.items() if x.per in kinds}
-        return {name: [x.first, _copy(x.get())] for name, x in found.items()}
+        return {name: [x.first, on_cpu(x.get())] for name, x in found.items()}
 
-    def load_states(self, saved: Mapping[str, Any], *kinds: Per) -> list[str]:
-        """Restore what `states` returned; return the names of those that it lacks.
-
-        Raises:
-            ValueError: a state has another shape now.
-        """
-        wanted = {name: x for name, x in self._declared.items() if x.per in kinds}
-        for name in wanted.keys() & saved.keys():
-            first, value = saved[name]
-            if value is not None and first == wanted[name].first:
-                wanted[name].set(value)
-        return [name for name in wanted if name not in saved]
+    def load_states(self, saved: Mapping[str, Any], *kinds: Per) -> None:
+        """Restore what `states` returned; ValueError: a state has another shape now."""
+        for name, one in self._declared.items():
+            first, value = saved.get(name, (None, None)) if one.per in kinds else (None, None)
+            if value is not None and first == one.first:
+                one.set(value)
 
     @property
     def remembers_much(self) -> bool:
         """Whether there are tensors of one rank, such as a replay."""
         values = [one.get() for one in self._declared.values() if one.per == "rank"]
-        return any(isinstance(value, torch.Tensor) for value in values)
+        return any(isinstance(value, torch.Tensor | dict) for value in values)
 
     def tensors_of_run(self) -> list[torch.Tensor]:
         """Return the tensors that are the same on all ranks."""
@@ -150,7 +144,15 @@ class LearnerState:
             now.copy_(value)
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_copy, value))
-    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+def on_cpu(tree: Any) -> Any:
+    """Return dictionaries, lists and tuples with their tensors on the CPU, to be saved at once.
+
+    A view is copied, because it would be saved with the rest of its buffer; other tensors are not.
+    """
+    if isinstance(tree, dict):
+        return {key: on_cpu(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(map(on_cpu, tree))
+    if not isinstance(tree, torch.Tensor):
+        return tree
+    return tree.detach().to("cpu", copy=tree.nbytes < tree.untyped_storage().nbytes())

@@ -14,9 +14,10 @@ from mjfleet.env import Env, EnvShard, factory
 from mjfleet.registry import FoundTask, discover
 from mjfleet.rl.build_algorithm import policy_of
 from mjfleet.rl.checkpoints.contents import Checkpointer
-from mjfleet.rl.checkpoints.files import load_policy, to_cpu
+from mjfleet.rl.checkpoints.files import load_policy
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.evaluation.evaluator import Evaluator
+from mjfleet.rl.learner_state import on_cpu
 from mjfleet.rl.runner import Runner
 from mjfleet.tools.export.robot_metadata import describe
 from mjfleet.tools.play.policy_episodes import Player, evaluate
@@ -103,7 +104,7 @@ def test_no_task_mixes_tensors_of_two_devices(
     for tensor in (*runner.alg.actor.parameters(), env.terms, env.measured):
         assert device.has(tensor)
     env.take_over(env.env_ids)
-    env.begin_from([to_cpu(env.state_dict())])
+    env.begin_from([on_cpu(env.state_dict())])
     played.on_nan = "reset"
     with torch.inference_mode():
         player = Player(played, policy, forget=policy.reset)

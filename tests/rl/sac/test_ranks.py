@@ -1,17 +1,20 @@
 """Two workers of n environments learn what one of 2n learns, by SAC."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.learner import Setup, Step
 from mjfleet.rl.ranks.collectives import Collectives
 from mjfleet.rl.sac import SAC
 
 from ...env.test_env import build_task
-from ..checkpoints.test_checkpoints import FOUND
+from ..checkpoints.test_checkpoints import FOUND, train
 from ..test_ranks import WORLD_SIZE, Ranks, run_ranks
 from . import test_images
 from .test_images import SIZE
@@ -92,9 +95,28 @@ def see_together(ranks: Ranks, folder: str) -> dict[str, torch.Tensor]:
     return learn(ranks.collectives, sees=True)
 
 
+def resume_without_a_file(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """Resume from a checkpoint of which rank 1 has lost the file with its replay."""
+    found, path = dict[str, Any](), Path(folder) / "lost"
+    for iterations in (3, 6):
+        config = agent(iterations, warm_up=300, replay_size=10_000, updates_per_transition=0.05)
+        runner = ranks.runner(replace(config, save_interval=100))
+        checkpointer = Checkpointer(runner, "cartpole-balance", path, None)
+        if iterations == 6:
+            found["lost"] = checkpointer.resume(path / "model_3.pt")
+        runner.alg.begin()
+        found["rows"] = train(runner, checkpointer)
+        ranks.collectives.total([1.0])  # Both have written.
+        if ranks.rank == 1:
+            (path / "rank1_3.pt").unlink(missing_ok=True)
+    return found
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(tmp_path_factory.mktemp("sac"), [learn_together, see_together])
+    return run_ranks(
+        tmp_path_factory.mktemp("sac"), [learn_together, see_together, resume_without_a_file]
+    )
 
 
 @pytest.mark.parametrize("sees", [False, True])
@@ -108,3 +130,11 @@ def test_two_ranks_learn_what_one_does(found: list[dict[str, Any]], sees: bool) 
     for name, value in alone.items():
         assert torch.equal(first[name], second[name]), name
         torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_ranks_stay_in_step_where_one_has_lost_its_replay(found: list[dict[str, Any]]) -> None:
+    first, second = (rank["resume_without_a_file"] for rank in found)
+    lost = "what the learner remembers on rank 1: rank1_3.pt: No such file or directory"
+    others = "what the learner remembers on the other ranks, which have to learn in step"
+    assert first["lost"] == second["lost"] == [lost, others]
+    assert [row["loss/critic"] > 0 for row in first["rows"]] == [False, False, True]

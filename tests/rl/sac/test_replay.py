@@ -84,11 +84,39 @@ def test_samples_are_of_all_steps_but_the_newest_ones() -> None:
     assert torch.allclose(shares, torch.full((ENVS,), 1 / ENVS), atol=0.03)
 
 
-def test_the_newest_rows_come_in_their_order() -> None:
-    replay = Replay(6, {"actor": torch.zeros(ENVS, 1)}, 1)
+def filled(length: int, steps: int) -> Replay:
+    """Return a replay whose rewards are the numbers of the steps."""
+    replay = Replay(length, {"actor": torch.zeros(ENVS, 1)}, 1)
     never = torch.zeros(ENVS, dtype=torch.bool)
-    for step in range(8):
+    for step in range(steps):
         seen = torch.full((ENVS, 1), float(step))
         replay.add({"actor": seen}, seen, seen[:, 0], never, never, never)
+    return replay
+
+
+def test_the_newest_rows_come_in_their_order() -> None:
+    replay = filled(6, 8)
     rows = torch.cat([replay.rewards[part] for part in replay.newest(4)])
     assert rows[:, 0].tolist() == [4.0, 5.0, 6.0, 7.0]
+
+
+def test_no_part_of_the_newest_rows_is_empty_where_the_ring_begins_again() -> None:
+    (part,) = filled(6, 12).newest(2)
+    assert (part.start, part.stop) == (4, 6)
+
+
+@pytest.mark.parametrize("length", [4, 6, 9])
+@pytest.mark.parametrize("steps", [3, 6, 8])
+def test_a_ring_of_another_length_takes_the_newest_steps_in_their_order(
+    length: int, steps: int
+) -> None:
+    old, new = filled(6, steps), filled(length, 0)
+    new.load_state(old.state())
+    kept = min(steps, 6, length)
+    newest = torch.cat([new.rewards[part] for part in new.newest(kept)])[:, 0]
+    assert newest.tolist() == [float(step) for step in range(steps - kept, steps)]
+    assert (new.count, new.next < length) == (kept, True)
+    if length == 6:
+        assert (new.next, new.rewards.tolist()) == (old.next, old.rewards.tolist())
+    with pytest.raises(ValueError, match="actions has another shape"):
+        Replay(length, {"actor": torch.zeros(ENVS, 1)}, 2).load_state(old.state())

@@ -12,6 +12,7 @@ from mjfleet.config import AgentConfig, SACConfig, by_dotted_name, to_dict
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoints.contents import Checkpointer
+from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner
 from mjfleet.rl.sac.networks import Critics, SquashedActor
 
@@ -92,7 +93,9 @@ def test_log_probabilities_are_those_of_the_transformed_distribution() -> None:
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_a_resumed_run_goes_on_as_if_it_had_not_ended(saves: bool, tmp_path: Path) -> None:
+def test_a_resumed_run_goes_on_as_if_it_had_not_ended(
+    saves: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir()
     parts.mkdir()
@@ -103,6 +106,9 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_ended(saves: bool, tmp_path: Pat
     runner, checkpointer = begin(parts, agent(8, save_replay=saves))
     seed_everything(99)
     assert checkpointer.resume(parts / "model_5.pt") == []
+    runner.alg.begin()
+    found = capsys.readouterr()
+    assert ("replay begins with 0 steps" in found.out + found.err) != saves
     rows = train(runner, checkpointer)
     one, other = load(whole, 8), load(parts, 8)
     if saves:
@@ -120,6 +126,60 @@ def test_critics_learn_to_predict_a_known_return(tmp_path: Path) -> None:
     rows = train(runner, checkpointer)
     predicted = rows[-1]["loss/q"] * rows[-1]["loss/reward_scale"]
     assert predicted == pytest.approx(2.0, rel=0.1)  # 1 + 0.5 + 0.25 ...
+
+
+def test_losses_of_the_actor_are_means_over_its_own_updates(tmp_path: Path) -> None:
+    runner, checkpointer = begin(tmp_path, agent(6, updates_per_transition=1 / 64))
+    learn, totals = runner.alg._learn_actor, list[float]()
+
+    def note() -> None:
+        before = runner.alg.losses.totals[1].item()
+        learn()
+        totals.append(runner.alg.losses.totals[1].item() - before)
+
+    runner.alg._actors_step = note
+    found = [row["loss/actor"] for row in train(runner, checkpointer)]
+    assert runner.alg.num_updates == 1
+    first, second, third = totals  # Every second update is one of the actor too.
+    assert found == pytest.approx([0.0, first, first, second, second, third])
+
+
+def test_samples_that_do_not_count_leave_the_temperature_as_it_is(tmp_path: Path) -> None:
+    runner, _ = begin(tmp_path, agent(1))
+    alg, found = runner.alg, []
+    for weight in (1.0, 0.5, 0.0):
+        alg._rest[-1].fill_(weight)
+        torch.manual_seed(1)
+        alg._learn_actor()
+        found.append(alg.temperature["log"].grad.item())
+    assert found == pytest.approx([found[0], found[0] / 2, 0.0])
+    assert found[0] != 0
+
+
+def test_numbers_that_are_not_finite_are_explained_where_the_ring_begins_again(
+    tmp_path: Path,
+) -> None:
+    runner, checkpointer = begin(tmp_path, agent(4))
+    rewards: Any = runner.env.rewards
+    steps, last = iter(range(100)), runner.alg.replay.length - 1
+
+    def spoil() -> dict[str, torch.Tensor]:
+        factor = torch.nan if next(steps) == last else 1.0
+        return {name: values * factor for name, values in rewards().items()}
+
+    runner.env.rewards = spoil
+    with pytest.raises(DivergedError, match="is not finite in 8 of 8 worlds"):
+        train(runner, checkpointer)
+
+
+def test_updates_wait_for_the_steps_of_a_window_and_the_replay_holds_the_warm_up(
+    tmp_path: Path,
+) -> None:
+    config = replace(agent(5, warm_up=1, n_step=3), num_steps_per_env=1)
+    rows = train(*begin(tmp_path, config))
+    assert [row["loss/critic"] > 0 for row in rows] == [False, False, False, True, True]
+    with pytest.raises(UserError, match=r"warm-up is 192; it must be less than the 192 trans"):
+        begin(tmp_path, agent(1, warm_up=192))
 
 
 def test_updates_by_graphs_give_what_calls_give(tmp_path: Path) -> None:
@@ -205,6 +265,11 @@ def test_its_numbers_are_flags_and_those_of_networks_that_it_lacks_are_refused(
     for flag in ("--agent.actor.hidden-dims", "--agent.critic.hidden-dims"):
         done = run(*words, flag, "8")
         assert (done.returncode, "has no effect" in done.stderr) == (2, True)
+    for flag, value in (("obs-groups.rnd-state", "actor"), ("torch-compile-mode", "default")):
+        done = run(*words, f"--agent.{flag}", value)
+        assert (done.returncode, "has no effect" in done.stderr) == (2, True), done.stderr
+    done = run(*words, "--agent.algorithm.target-std", "0.6")
+    assert (done.returncode, "between 0.001 and 0.48" in done.stderr) == (2, True), done.stderr
     done = run(*words, "--agent.algorithm.clip-param", "0.1")
     assert (done.returncode, "there is no flag" in done.stderr) == (2, True)
     assert not list(tmp_path.glob("logs/*"))

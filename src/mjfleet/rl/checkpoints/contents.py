@@ -16,6 +16,7 @@ from mjfleet.rl.checkpoints.initial_networks import describe_networks
 from mjfleet.rl.checkpoints.learner import LearnerCheckpoint
 from mjfleet.rl.checkpoints.rank_files import read_rank_file, write_rank_file
 from mjfleet.rl.divergence import check_networks
+from mjfleet.rl.learner_state import on_cpu
 from mjfleet.rl.runner import Runner
 from mjfleet.rl.worker_phases import Phase
 from mjfleet.runs.checkpoints import BEST
@@ -265,12 +266,11 @@ class Checkpointer:
         """
         runner = self._runner
         kinds: tuple[Any, ...] = ("env", "rank") if file is None else ("env",)
-        # Copied, because a view of a buffer would be saved with the rest of that buffer.
-        fields = {k: v.to("cpu", copy=True) for k, v in runner.env.sim.state().items()}
+        fields = {k: v for k, v in runner.env.sim.state().items() if v.numel()}
         return {
             "random": random_numbers.random_states(runner.device),
-            "sim": {k: v for k, v in fields.items() if v.numel()},
-            "env": files.to_cpu(runner.env.state_dict()),
+            "sim": on_cpu(fields),
+            "env": on_cpu(runner.env.state_dict()),
             "learner": runner.alg.states(*kinds),
             **(file or {}),
             "evaluation": runner.evaluator.state_dict() if runner.evaluator else {},
@@ -285,10 +285,12 @@ class Checkpointer:
         remembered = state.get("learner") or _of_earlier(state)
         if "file" in state:
             found = read_rank_file(folder, state["file"])
-            if isinstance(found, str):
-                rank = runner.collectives.rank
-                lost.append(f"what the learner remembers on rank {rank}: {found}")
-            else:
+            texts = runner.collectives.all_gather_text(found if isinstance(found, str) else None)
+            whys = {f"rank {rank}: {why}" for rank, why in enumerate(texts) if why is not None}
+            if 0 < len(whys) < len(texts):  # One that remembers nothing may wait with its updates.
+                whys.add("the other ranks, which have to learn in step")
+            lost += [f"what the learner remembers on {why}" for why in sorted(whys)]
+            if isinstance(found, dict) and not whys:
                 remembered |= found
         runner.alg.load_states(remembered, "rank", "env")
         if runner.evaluator:

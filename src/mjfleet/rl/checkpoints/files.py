@@ -201,12 +201,3 @@ class CheckpointSchedule:
                 self._failures = 0
                 return True
         return False
-
-
-def to_cpu(tree: Any) -> Any:
-    """Return a copy of dictionaries and lists with their tensors on the CPU."""
-    if isinstance(tree, dict):
-        return {key: to_cpu(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [to_cpu(value) for value in tree]
-    return tree.cpu() if isinstance(tree, torch.Tensor) else tree

@@ -1,7 +1,7 @@
 """A ring of the newest steps of each environment, from which n-step samples are drawn."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,19 +51,25 @@ class Replay:
         self.next = self.count = 0
         """The row that is written next, and the number of rows that are written."""
 
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> dict[str, Any]:
         """Return the rows that are written, and where the next one goes, for `load_state`."""
         rows = {name: tensor[: self.count] for name, tensor in self._tensors().items()}
-        return rows | {"place": torch.tensor((self.next, self.count))}
+        return {**rows, "length": self.length, "next": self.next}
 
-    def load_state(self, name: str, value: torch.Tensor) -> None:
-        """Restore one of the tensors that `state` has returned; ValueError: it does not fit."""
-        if name == "place":
-            self.next, self.count = value.tolist()
-        elif (to := self._tensors()[name])[: len(value)].shape != value.shape:
-            raise ValueError(f"the replay's {name} has another shape")
-        else:
-            to[: len(value)].copy_(value)
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state` has returned, of a ring of another length its newest rows.
+
+        Raises:
+            ValueError: they are of other observations, actions or environments.
+        """
+        is_equal = saved["length"] == self.length
+        for name, to in self._tensors().items():
+            rows = saved[name] if is_equal else saved[name].roll(-saved["next"], 0)[-self.length :]
+            self.count = len(rows)
+            if to[: self.count].shape != rows.shape:
+                raise ValueError(f"the replay's {name} has another shape")
+            to[: self.count].copy_(rows)
+        self.next = saved["next"] if is_equal else self.count % self.length
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         groups = {f"observations/{name}": rows for name, rows in self.observations.items()}
@@ -90,8 +96,10 @@ class Replay:
 
     def newest(self, steps: int) -> list[slice]:
         """Return the rows of the newest steps, in one slice or two."""
-        first = self.next - steps
-        return [slice(first, self.next)] if first >= 0 else [slice(first, None), slice(self.next)]
+        first = (self.next - steps) % self.length
+        if first < self.next:
+            return [slice(first, self.next)]
+        return [slice(first, self.length), *[slice(self.next)] * (self.next > 0)]
 
     def sample(self, number: int, n: int, gamma: float) -> Samples:
         """Draw samples with windows of at most `n` steps, of all but the newest `n` steps.

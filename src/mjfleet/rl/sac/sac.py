@@ -6,9 +6,7 @@ FlashSAC (arXiv:2604.04539). Runs in a worker.
 
 import copy
 import math
-import time
 from collections.abc import Iterable
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,6 +20,7 @@ from mjfleet.errors import UserError
 from mjfleet.rl.device.graph_capture import Captured
 from mjfleet.rl.learner import Learner, Load, Setup, Step
 from mjfleet.rl.normalizers import add_samples
+from mjfleet.rl.sac.losses import Losses
 from mjfleet.rl.sac.mirrored_half import MirroredHalf
 from mjfleet.rl.sac.networks import Critics, SquashedActor
 from mjfleet.rl.sac.pink_noise import PinkNoise
@@ -32,9 +31,6 @@ from mjfleet.sim.deferred import Deferred
 from mjfleet.sim.device_memory import free_memory
 from mjfleet.utils.console import print_line
 
-LOSSES = "critic", "actor", "entropy", "q", "beyond_support"
-CLIPPED, CLIPPED_ITERATIONS = 0.01, 20
-"""Share of the predicted return beyond the support, and for how long, that is warned of."""
 SATURATED = 0.99
 """Share of its limit beyond which an action counts as saturated."""
 CHUNK = 32
@@ -78,6 +74,8 @@ class SAC(Learner):
         names = sorted({*agent.obs_groups.actor, *agent.obs_groups.critic})
         seen = {name: obs[name] for name in names}
         self.mirrored = MirroredHalf(setup, seen) if config.mirrors_samples else None
+        self.warm_up = max(config.n_step, -(-config.warm_up // (env.num_envs * ranks)))
+        """Rows of the replay before the first update."""
         self.replay = self._make_replay(seen)
         self.batch_size = max(1, config.batch_size // ranks)
         self._before, self._following = (self.replay.room(self.batch_size) for _ in range(2))
@@ -87,8 +85,6 @@ class SAC(Learner):
         self.num_updates = max(
             1, round(self.num_steps * env.num_envs * ranks * config.updates_per_transition)
         )
-        self.warm_up = -(-config.warm_up // (env.num_envs * ranks))
-        """Rows of the replay before the first update."""
         sigma = 0.5 * math.log(2 * math.pi * math.e * config.target_std**2)
         self.target_entropy = sigma * env.num_actions
         self.updates = self.add_state("updates", 0)
@@ -96,12 +92,11 @@ class SAC(Learner):
         self.add_state("returns", self.rewards.returns, "env")
         self.add_state("return_moments", self.rewards.moments)
         self.add_state("scale", self.rewards.scale)
-        self._totals = torch.zeros(len(LOSSES), device=device)
-        self._learned_at, self._clipped = time.perf_counter(), 0
+        self.losses = Losses(config, self.collectives.rank == 0, device)
         self._after: Any = obs
-        for name in self.replay.state() if config.save_replay else ():
-            get, put = partial(self._saved, name), partial(self.replay.load_state, name)
-            self.add_state(f"replay/{name}", per="rank", get=get, set=put)
+        if config.save_replay:
+            replay = self.replay
+            self.add_state("replay", per="rank", get=replay.state, set=replay.load_state)
         self.learning_rate = config.learning_rate
         self.scratch(*vars(self))
         capture = setup.capture
@@ -126,6 +121,11 @@ class SAC(Learner):
         length = self.num_steps * max(rollouts, 1 + -(-(config.n_step + 1) // self.num_steps))
         each = sum(rows.nbytes for rows in observed.values())
         each += (4 * (env.num_actions + 1) + 1) * env.num_envs
+        if self.warm_up >= length:
+            raise UserError(
+                f"--agent.algorithm.warm-up is {config.warm_up:,}; it must be less than the "
+                f"{length * env.num_envs * workers:,} transitions that the replay holds."
+            )
         free = free_memory(self.device)
         if each * length > free:
             fits = free // each * env.num_envs * workers
@@ -138,9 +138,6 @@ class SAC(Learner):
             print_line(f"each worker's replay takes up to {each * length / 2**20:,.0f} MiB{saved}")
         return Replay(length, observed, env.num_actions)
 
-    def _saved(self, name: str) -> torch.Tensor:
-        return self.replay.state()[name]
-
     def networks(self) -> dict[str, nn.Module]:
         names = "actor", "critic", "target", "temperature"
         return {name: getattr(self, name) for name in names}
@@ -150,6 +147,19 @@ class SAC(Learner):
 
     def _make_adam(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Adam:
         return torch.optim.Adam(parameters, lr=self.config.learning_rate, fused=True)
+
+    def begin(self) -> None:
+        """Say what a resumed run without its replay does."""
+        if self.updates and not self._can_learn and self.collectives.rank == 0:
+            print_line(
+                f"each worker's replay begins with {self.replay.count:,} steps of its "
+                f"environments, and updates wait until there are more than {self.warm_up:,}"
+            )
+
+    @property
+    def _can_learn(self) -> bool:
+        """Whether the replay holds enough; all ranks have equally many rows."""
+        return self.replay.count > self.warm_up
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         return self.actor.explore(obs, self.noise.draw())
@@ -172,8 +182,8 @@ class SAC(Learner):
     def learn(self) -> Deferred[dict[str, float]]:
         """Update critics and actor from samples of the replay, once it holds enough."""
         self._learn_moments()
-        self._totals.zero_()
-        config, left = self.config, self.num_updates if self.replay.count > self.warm_up else 0
+        self.losses.begin()
+        config, left = self.config, self.num_updates if self._can_learn else 0
         begun = self.updates
         while left > 0:
             number = min(CHUNK, left)
@@ -189,29 +199,8 @@ class SAC(Learner):
                 self.updates += 1
                 self.beat()
             left -= number
-        count = max(1, self.updates - begun)
-        divisors = (
-            self._totals.new_tensor([1, config.actor_delay, config.actor_delay, 1, 1]) / count
-        )
-        numbers = torch.stack(
-            [*(self._totals * divisors), self.temperature["log"].detach().exp(), self.rewards.scale]
-        )
-        now = time.perf_counter()
-        rate, self._learned_at = (self.updates - begun) / (now - self._learned_at), now
-        return Deferred(numbers, partial(self._losses, rate))
-
-    def _losses(self, rate: float, found: list[float]) -> dict[str, float]:
-        """Return the losses of an iteration with `rate` updates a second, and warn by them."""
-        names = (*LOSSES, "temperature", "reward_scale")
-        losses = dict(zip(names, found, strict=True), updates_per_second=rate)
-        self._clipped = self._clipped + 1 if losses["beyond_support"] > CLIPPED else 0
-        if self._clipped == CLIPPED_ITERATIONS and self.collectives.rank == 0:
-            print_line(
-                f"warning: more than {CLIPPED:.0%} of the returns that critics are to predict have "
-                f"been beyond their support in {CLIPPED_ITERATIONS} iterations: raise "
-                f"--agent.algorithm.support, which is {self.config.support:g}."
-            )
-        return losses
+        temperature = self.temperature["log"].detach().exp()
+        return self.losses.means(range(begun, self.updates), temperature, self.rewards.scale)
 
     def policy_metrics(self) -> dict[str, torch.Tensor]:
         parts = self.replay.newest(self.num_steps)
@@ -265,9 +254,10 @@ class SAC(Learner):
         losses = -(wanted * logits.log_softmax(dim=-1)).sum(dim=-1)
         loss = (losses.sum(dim=0) * weights).mean()
         loss.backward()
-        self._totals[0] += loss.detach()
-        self._totals[3] += critic.means(logits.detach()).mean()
-        self._totals[4] += beyond
+        totals = self.losses.totals
+        totals[0] += loss.detach()
+        totals[3] += critic.means(logits.detach()).mean()
+        totals[4] += beyond
 
     def _learn_actor(self) -> None:
         """Write the gradients of actor and temperature for the batch."""
@@ -284,9 +274,10 @@ class SAC(Learner):
         alpha = log.exp()
         loss = ((alpha.detach() * log_probs - values.min(dim=0).values) * weights).mean()
         entropy = -(log_probs.detach() * weights).mean()
-        (loss + alpha * (entropy - self.target_entropy)).backward()
-        self._totals[1] += loss.detach()
-        self._totals[2] += entropy
+        (loss + alpha * (entropy - self.target_entropy * weights.mean())).backward()
+        totals = self.losses.totals
+        totals[1] += loss.detach()
+        totals[2] += entropy
 
     def _step(self, name: str) -> None:
         self.reduce_parameters(name)
@@ -295,4 +286,4 @@ class SAC(Learner):
     def _written(self) -> list[torch.Tensor]:
         """Return what an update of gradients writes, layers' own tensors included."""
         buffers = [buffer for network in self.networks().values() for buffer in network.buffers()]
-        return [self._totals, *buffers, *(self.gradient_of(name).flat for name in self._adam)]
+        return [self.losses.totals, *buffers, *(self.gradient_of(name).flat for name in self._adam)]
