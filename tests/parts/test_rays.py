@@ -288,6 +288,7 @@ def test_a_video_shows_where_rays_hit(tmp_path: Path) -> None:
             {"frame": "rbot"},
             r"'rbot': no such site or body. Sites: head; bodies: world, rob",
         ),
+        ({"frame": None}, "None: no such site or body."),
         ({"max_distance": 0.0}, r"max_distance is 0.0; it must be above 0"),
         ({"groups": (4, 5)}, r"no geom to hit is in the groups \(4, 5\); there are some in: 0, 1"),
         ({"groups": (0, 7)}, r"groups is \(0, 7\); it must be numbers of geom groups, 0 to 5"),

@@ -1,9 +1,9 @@
 """Where in their clips episodes of robots begin that follow motions. Imports nothing heavy."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from mjfleet.config.validation import Checked, Count, Fraction, Positive
+from mjfleet.config.validation import Checked, Count, Fraction, Positive, Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,7 @@ class SamplingConfig(Checked, flags="env.sampling."):
 
     kind: Literal["adaptive", "uniform", "start"] = "adaptive"
     """`adaptive`: where episodes fail; `uniform`: anywhere; `start`: at a clip's first frame."""
-    alpha: Fraction = 0.001
+    alpha: Annotated[float, Rule(lambda v: 0 < v < 1, "above 0 and below 1")] = 0.001
     """Adaptive: the weight of a step's failures in their exponential mean."""
     floor: Positive = 0.1
     """Adaptive: what is added to the failures of all seconds together."""

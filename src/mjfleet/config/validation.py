@@ -60,6 +60,7 @@ ORDERED = Rule(
     lambda v: -math.inf < v[0] <= v[1] < math.inf, "two finite numbers, the lower one first"
 )
 Range = Annotated[tuple[float, float], ORDERED]
+PositiveRange = Annotated[Range, Rule(lambda v: v[0] > 0, "two numbers above 0")]
 FolderName = Annotated[str, FOLDER_NAME]
 
 

@@ -23,12 +23,12 @@ from mjfleet.config.validation import (
     Fraction,
     NotNegative,
     Positive,
+    PositiveRange,
     Range,
     Rule,
     check,
 )
 
-PositiveRange = Annotated[Range, Rule(lambda v: v[0] > 0, "two numbers above 0")]
 DelayRange = Annotated[tuple[int, int], ORDERED, Rule(lambda v: v[0] >= 0, "two numbers from 0 up")]
 
 

@@ -158,16 +158,18 @@ class HeightScan(Rays):
 def _find(sim: Simulation, frame: str) -> tuple[int, torch.Tensor, torch.Tensor]:
     """Return the body of a frame, and views of its position and axes, `(num_envs, 3)` and
     `(num_envs, 3, 3)`."""
-    model, kinds = sim.model, (mujoco.mjtObj.mjOBJ_SITE, mujoco.mjtObj.mjOBJ_BODY)
-    site, body = (mujoco.mj_name2id(model, kind, frame) for kind in kinds)
-    if site >= 0:
+    model = sim.model
+    sites = [model.site(i).name for i in range(model.nsite)]
+    bodies = [model.body(i).name for i in range(model.nbody)]
+    if frame and frame in sites:
+        site = sites.index(frame)
         axes = sim.site_xmat[:, site].view(-1, 3, 3)
         return int(model.site_bodyid[site]), sim.site_xpos[:, site], axes
-    if body >= 0:
+    if frame and frame in bodies:
+        body = bodies.index(frame)
         return body, sim.xpos[:, body], sim.xmat[:, body].view(-1, 3, 3)
-    sites = ", ".join(filter(None, (model.site(i).name for i in range(model.nsite)))) or "none"
-    bodies = ", ".join(filter(None, (model.body(i).name for i in range(model.nbody))))
-    raise UserError(f"no such site or body. Sites: {sites}; bodies: {bodies}.")
+    known = (", ".join(filter(None, names)) or "none" for names in (sites, bodies))
+    raise UserError("no such site or body. Sites: {}; bodies: {}.".format(*known))
 
 
 def _check_groups(model: mujoco.MjModel, body: int, given: Sequence[int]) -> tuple[int, ...]:

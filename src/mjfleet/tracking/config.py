@@ -16,14 +16,13 @@ from mjfleet.config import (
     PPOConfig,
     SamplingConfig,
 )
-from mjfleet.config.validation import Checked, NotNegative, Positive, Range, Rule
+from mjfleet.config.validation import Checked, NotNegative, Positive, PositiveRange, Rule
 from mjfleet.utils.input_files import Suffixes
 
 Clips = Annotated[tuple[str, ...], Suffixes((".csv", ".npz"))]
 Amounts = Annotated[
     tuple[float, float, float], Rule(lambda v: min(v) >= 0, "three numbers, none below 0")
 ]
-Seconds = Annotated[Range, Rule(lambda v: v[0] > 0, "two numbers above 0")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +63,13 @@ class NoiseConfig(Checked, flags="env.noise."):
 class RandomConfig(Checked, flags="env.random."):
     """How environments and episodes differ."""
 
-    friction: Seconds = (0.3, 1.2)
+    friction: PositiveRange = (0.3, 1.2)
     """Sliding friction of the feet."""
     center_of_mass: Amounts = (0.025, 0.05, 0.05)
     """Shift of the anchor's centre of mass along x, y and z, m, of either sign."""
     encoder_bias: NotNegative = 0.01
     """Constant error of the measured joints in an episode, rad, of either sign."""
-    push_seconds: Seconds = (1.0, 3.0)
+    push_seconds: PositiveRange = (1.0, 3.0)
     """Range of the time between pushes in s."""
     pushes: bool = True
     """Whether the robot is pushed."""

@@ -167,12 +167,22 @@ def test_failures_draw_starts_as_an_oracle_says_whatever_an_iterations_length(
     many = torch.cat([env.motion.starts.draw() for _ in range(3000)])
     shares = torch.bincount(env.motion.starts.bins[many], minlength=5) / len(many)
     np.testing.assert_allclose(shares, wanted, atol=0.012)
+    # Numbers stay finite however long an iteration is.
+    env = build(clips, sampling=SamplingConfig(alpha=0.9), num_envs=6)
+    for _ in range(2000):
+        env.motion.starts.count(env.motion.frame)
+    fail(env, 1)
+    env.end_iteration(read(env.deferred_additions())[0])
+    assert env.motion.starts.probabilities().isfinite().all()
+    with pytest.raises(UserError, match="it must be above 0 and below 1"):
+        SamplingConfig(alpha=1.0)
     # Uniform, and in evaluations, nothing adapts.
     env = build(clips, sampling=SamplingConfig(kind="uniform"), num_envs=6)
     before = env.motion.starts.probabilities()
     fail(env, 3)
     env.end_iteration(read(env.deferred_additions())[0])
     assert torch.equal(env.motion.starts.probabilities(), before)
+    assert not env.motion.starts.failures.any()
 
 
 def test_two_workers_draw_by_the_failures_of_both(tmp_path: Path) -> None:

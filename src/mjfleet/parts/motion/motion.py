@@ -97,7 +97,7 @@ class Motion:
             env.max_episode_length = max(lengths)
         self.frame = env.add_state("motion.frame", dtype=torch.long, reset=begin)
         env.each_step(self._advance, after_physics=True)
-        if not env.is_evaluation:
+        if self.starts.is_adaptive:
             env.each_step(lambda: self.starts.count(self.frame))
 
     @property

@@ -1,5 +1,6 @@
 """Draws the frames at which episodes begin, more often where episodes have failed. In a worker."""
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
@@ -51,7 +52,10 @@ class StartFrames:
         self.failures = env.add_state("motion.failures", len(firsts), reduce="sum", **double)
         """The exponential mean of failures in each bin."""
         self._steps = env.add_state("motion.steps", **double)
-        if sampling.kind == "adaptive" and not env.is_evaluation:
+        # So that no failure counts for more than a number has room for.
+        self._most_steps = min(10_000, int(-500 / math.log1p(-sampling.alpha)))
+        self.is_adaptive = sampling.kind == "adaptive" and not env.is_evaluation
+        if self.is_adaptive:
             env.each_iteration(self._adapt)
 
     def draw(self) -> torch.Tensor:
@@ -68,7 +72,7 @@ class StartFrames:
         # All decays at once after the iteration; until then, later failures count for more.
         self._steps += 1
         alpha = self._sampling.alpha
-        self.failures += alpha * failed * (1 - alpha) ** -self._steps.clamp(max=10_000)
+        self.failures += alpha * failed * (1 - alpha) ** -self._steps.clamp(max=self._most_steps)
 
     def probabilities(self) -> torch.Tensor:
         """Return the share of starts in each bin, `(bins,)`."""
