@@ -260,6 +260,18 @@ def test_a_camera_that_turns_by_an_angle_sees_the_wall_that_far_away() -> None:
     )
 
 
+def test_two_cameras_may_turn_together() -> None:
+    twice = ROOM.replace("</body>", '<camera name="other" xyaxes="0 -1 0 0 0 1"/></body>')
+
+    def prepare(env: Any) -> Any:
+        vary(env, "cam_quat", ".*", "add", (-0.3, 0.3), together=True)
+        return eye(env)
+
+    axes = make(prepare, xml=twice).sim.cam_xmat
+    assert axes.std(dim=0).amax() > 0.01
+    torch.testing.assert_close(axes[:, 0], axes[:, 1])
+
+
 def test_intrinsics_are_those_of_the_lens_or_of_the_sensor() -> None:
     lens = make(eye).part.intrinsics()
     focal = 3.0 / math.tan(math.radians(30))

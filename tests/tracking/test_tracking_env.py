@@ -23,6 +23,7 @@ from mjfleet.tracking.config import (
     StartConfig,
     TrackingConfig,
 )
+from mjfleet.tracking.scene import TOUCH, make_robot
 from mjfleet.tracking.tracking_env import TrackingEnv
 
 from ..env.test_env import build_task
@@ -236,6 +237,19 @@ def test_a_viewer_moves_the_robot_to_a_time_of_the_clip(tmp_path: Path) -> None:
     )
     env.step(torch.zeros(4, 3))  # The clip goes on from there.
     assert env.motion.time.tolist() == pytest.approx([2.04] * 4)
+
+
+def test_robots_may_lack_names_and_a_home_and_touch_the_ground_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "robot.xml").write_text(
+        XML.replace('name="trunk"', "").replace(
+            "</mujoco>", '<keyframe><key name="home" ctrl="0 0 0"/></keyframe></mujoco>'
+        )
+    )
+    for touching, count in (((), 1), (("left_lower", "left_lower"), 2), (("root",), 0)):
+        cfg = replace(CONFIG, touching=touching)
+        model = make_robot(tmp_path / "robot.xml", cfg)
+        names = [model.sensor(i).name for i in range(model.nsensor)]
+        assert len([name for name in names if name.startswith(TOUCH)]) == count
 
 
 def test_wrong_bodies_are_refused(tmp_path: Path) -> None:

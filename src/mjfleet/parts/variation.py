@@ -124,7 +124,7 @@ class Variation:
             new = numbers.to(place.field)
             new = place.own * new if self.mode == "scale" else place.sign * new
             if is_turned:
-                new = multiply(place.own, from_rotation_vector(new))
+                new = multiply(place.own.unsqueeze(0), from_rotation_vector(new))
             else:
                 new = place.own + new if self.mode == "add" else new
             new = new.expand(env.num_envs, *place.own.shape).flatten(1)

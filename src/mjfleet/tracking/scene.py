@@ -26,11 +26,13 @@ def make_robot(path: Path, cfg: TrackingConfig) -> mujoco.MjModel:
         root = next((j.parent for j in spec.joints if j.type == mjtJoint.mjJNT_FREE), None)
         if root:
             key = spec.key(HOME)
-            height = float(key.qpos[2] if key else root.pos[2])
+            height = float(key.qpos[2] if key and len(key.qpos) else root.pos[2])
             add_ground(spec, height)
             # On a plane the solver needs fewer iterations from the smooth acceleration.
             spec.option.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_WARMSTART)
-            for name in (root.name, *cfg.touching):
+            root.name = root.name or "root"
+            is_any_right = root.name in cfg.touching
+            for name in () if is_any_right else dict.fromkeys((root.name, *cfg.touching)):
                 if spec.body(name) is None:
                     raise UserError(f"--env.touching: the model has no body {name!r}.")
                 world = {"objtype": mjtObj.mjOBJ_BODY, "objname": "world", "intprm": FOUND}
@@ -57,7 +59,7 @@ class Motors:
         on_joint = model.actuator_trntype <= int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)
         for i in (~(position_actuators(model) & on_joint)).nonzero()[0]:
             raise UserError(
-                f"{type(env).__name__}: the actuator {model.actuator(i).name!r} must be of the "
+                f"{type(env).__name__}: the actuator {model.actuator(i).name or i} must be of the "
                 "kind <position> on a joint."
             )
         ids = model.actuator_trnid[:, 0]
