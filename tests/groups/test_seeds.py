@@ -19,7 +19,7 @@ from mjfleet.cli.train import train
 from mjfleet.errors import UserError
 from mjfleet.runs.find_run import find_run
 from mjfleet.runs.metrics_csv import completed_iterations
-from mjfleet.runs.run_json import read_record, write_record
+from mjfleet.runs.run_json import read_record, write_json
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import SAME_SIGNAL_SECONDS
 
@@ -94,7 +94,7 @@ def test_a_group_and_its_runs_are_found_by_their_names() -> None:
     group, logs = Path(f"logs/{TASK}/0"), Path("logs")
     for folder, file in ((group, "group.json"), (group / "seed_3", "run.json")):
         folder.mkdir(parents=True)
-        write_record(folder, file, task=TASK)
+        write_json(folder / file, {"task": TASK})
     for word in ("seed_3", "0/seed_3", f"{TASK}/0/seed_3", f"{group}/seed_3"):
         assert find_run(word, word, logs) == group / "seed_3"
     for word in ("0", f"{TASK}/0", str(group), "latest"):

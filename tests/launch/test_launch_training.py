@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import time
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from mjfleet.runs.run_json import read_record
 from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE, TESTS, Output, Run, Start, copy_task
+from .workers import TRAIN
 
 TRAINED = str(TESTS / "data/cartpole-balance-9159368")  # 3 iterations of 256 steps.
 SMALL = ("--env.num-envs", "8", "--agent.num-steps-per-env", "32", "--gpu-ids", "None")
@@ -77,7 +81,10 @@ def test_runs_that_start_in_one_second_share_no_log(
     assert read_record(Path("run"))["iterations"] == 2
 
 
-def test_a_signal_while_git_runs_leaves_nothing(tmp_path: Path, start: Start) -> None:
+@pytest.mark.parametrize("seeds", [(), ("--seeds", "1")])
+def test_a_signal_while_git_runs_leaves_nothing(
+    tmp_path: Path, start: Start, seeds: tuple[str, ...]
+) -> None:
     """Here git takes as long as on a slow network disk."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -86,7 +93,7 @@ def test_a_signal_while_git_runs_leaves_nothing(tmp_path: Path, start: Start) ->
     slow.write_text('#!/bin/sh\nsleep 1\necho $$ > "$0.pid"\nexec sleep 600\n')
     slow.chmod(0o755)
     environ = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
-    process = start("train", "cartpole-balance", *SMALL, environ=environ)
+    process = start("train", "cartpole-balance", *SMALL, *seeds, environ=environ)
     assert wait_until(Path(f"{slow}.pid").exists, PATIENCE)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(PATIENCE)
@@ -109,3 +116,24 @@ def test_a_thread_that_a_task_has_left_does_not_keep_the_command(
     result = run("train", "threads-balance", *flags, late=brief)
     assert result.returncode == code
     assert result.stderr.endswith("threads still run after 0.1 s, and end now: left\n")
+
+
+def test_a_signal_while_nobody_reads_what_is_printed_first_is_recorded(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while os.write(writer, bytes(4096)):
+            pass
+    os.set_blocking(writer, True)
+    command = [*TRAIN, "cartpole-balance", *SMALL, "--run-dir", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=writer) as process:
+        os.close(writer)
+        entered = tmp_path / "run/attempts/current"
+        assert wait_until(lambda: entered.exists() or process.poll() is not None, PATIENCE)
+        time.sleep(0.5)  # The attempt is entered; the first line is about to be printed.
+        process.send_signal(signal.SIGTERM)
+        while os.read(reader, 65536):
+            pass
+    os.close(reader)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert read_record(tmp_path / "run")["status"] == "stopped"

@@ -17,6 +17,7 @@ from typing import Any
 from mjfleet.launch.launch_plan import new_folder
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.runs.start import Chosen
+from mjfleet.worker.stop_signals import StopRequest
 
 
 def enter_group(
@@ -28,12 +29,15 @@ def enter_group(
     every group's, `placement` those of the note. UserError if the folder cannot be made or written.
     """
     when, config, agent = datetime.now(), chosen.config, chosen.config.agent
-    while True:
-        folder = chosen.start.run_dir or new_folder(config, when)
-        if "wandb" in agent.logger and not (agent.wandb.group or "WANDB_RUN_GROUP" in os.environ):
-            wandb = replace(agent.wandb, group=folder.name)
-            chosen = replace(chosen, config=replace(config, agent=replace(agent, wandb=wandb)))
-        try:
-            return folder, RunDirectory(folder, chosen, entries, placement=placement)
-        except FileExistsError:
-            when += timedelta(seconds=1)
+    with StopRequest().installed():
+        while True:
+            folder = chosen.start.run_dir or new_folder(config, when)
+            if "wandb" in agent.logger and not (
+                agent.wandb.group or "WANDB_RUN_GROUP" in os.environ
+            ):
+                wandb = replace(agent.wandb, group=folder.name)
+                chosen = replace(chosen, config=replace(config, agent=replace(agent, wandb=wandb)))
+            try:
+                return folder, RunDirectory(folder, chosen, entries, placement=placement)
+            except FileExistsError:
+                when += timedelta(seconds=1)

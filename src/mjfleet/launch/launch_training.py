@@ -23,7 +23,6 @@ from mjfleet.launch.planned_run import FAILED, run_plan
 from mjfleet.launch.restart_policy import wait_for_restart
 from mjfleet.registry import find_task
 from mjfleet.runs.attempts import record_failed_start
-from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.read_facts import again_of, read_facts
 from mjfleet.runs.run_directory import RunDirectory, finish_complete
 from mjfleet.runs.run_json import read_record, record_file
@@ -155,12 +154,6 @@ def _attempt(chosen: Chosen) -> tuple[int, LaunchPlan | None]:
             run_dir = None
             if is_first:
                 plan, run_dir = _create_run_dir(plan, chosen)
-                for line in (f"run directory: {plan.run_dir}", *plan.notes):
-                    print_line(line)
-                if plan.checkpoint:
-                    is_init = plan.checkpoint.name == INIT
-                    how = "beginning with networks of" if is_init else "continuing from"
-                    print_line(f"{how} {(is_init and config.init_from) or plan.checkpoint}")
         code = run_plan(plan, run_dir, connections)
         return code, plan if run_dir else None
 

@@ -10,6 +10,7 @@ from mjfleet.errors import Stopped, UserError
 from mjfleet.launch.hosts.host_starter import HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan
 from mjfleet.launch.run_supervisor import supervise
+from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.find_run import iterations_in
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.child_process import ChildProcess, python_module
@@ -46,6 +47,8 @@ def run_plan(
     patience = 0.0  # Whom a second signal ends waits for nobody.
     try:
         with stop.installed():
+            if run_dir:
+                _announce(plan)
             if connections:
                 end = supervise(plan, connections, stop)
             else:
@@ -69,6 +72,16 @@ def run_plan(
             sys.stderr.flush()
             os._exit(code)
     return code
+
+
+def _announce(plan: LaunchPlan) -> None:
+    """Print where the run is, and from what it begins or continues."""
+    for line in (f"run directory: {plan.run_dir}", *plan.notes):
+        print_line(line)
+    if plan.checkpoint:
+        is_init = plan.checkpoint.name == INIT
+        how = "beginning with networks of" if is_init else "continuing from"
+        print_line(f"{how} {(is_init and plan.config.init_from) or plan.checkpoint}")
 
 
 def _finish(

@@ -87,9 +87,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def write_record(folder: Path, file: str | None = None, **entries: Any) -> None:
-    """Add or change entries of run.json, or a group's; `file` names the one that is to be made."""
-    write_json(folder / file if file else record_file(folder), read_record(folder) | entries)
+def write_record(folder: Path, **entries: Any) -> None:
+    """Add or change entries of run.json, or a group's."""
+    write_json(record_file(folder), read_record(folder) | entries)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
