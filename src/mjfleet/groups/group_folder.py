@@ -29,12 +29,11 @@ def enter_group(
     every group's, `placement` those of the note. UserError if the folder cannot be made or written.
     """
     when, config, agent = datetime.now(), chosen.config, chosen.config.agent
+    has_name = bool(agent.wandb.group or "WANDB_RUN_GROUP" in os.environ)
     with StopRequest().installed():
         while True:
             folder = chosen.start.run_dir or new_folder(config, when)
-            if "wandb" in agent.logger and not (
-                agent.wandb.group or "WANDB_RUN_GROUP" in os.environ
-            ):
+            if "wandb" in agent.logger and not has_name:
                 wandb = replace(agent.wandb, group=folder.name)
                 chosen = replace(chosen, config=replace(config, agent=replace(agent, wandb=wandb)))
             try:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 from mjfleet.config import TrainConfig
-from mjfleet.config.rank_seed import seeds_apart, shared_seed
 from mjfleet.config.train_config import continues_in_place
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
@@ -127,12 +127,19 @@ def count_seeds(config: TrainConfig) -> int:
 
 
 def _seeds_of(config: TrainConfig, workers: int) -> Sequence[int]:
-    """Return the seeds that --seeds means, for runs of that many workers."""
-    if len(config.seeds) > 1:
-        if warning := shared_seed(config.seeds, workers):
-            print_line(warning)
-        return config.seeds
-    return seeds_apart(config.agent.seed, count_seeds(config), workers)
+    """Return the seeds that --seeds means, for runs of that many workers, which share no seed.
+
+    A line warns of seeds that are typed and too near each other for that.
+    """
+    if len(config.seeds) == 1:
+        first = config.agent.seed
+        return range(first, first + config.seeds[0] * workers, workers)
+    if any(other - one < workers for one, other in pairwise(sorted(config.seeds))):
+        print_line(
+            f"warning: a run has {workers} workers, so seeds less than {workers} apart share "
+            "random numbers, and their results are not independent"
+        )
+    return config.seeds
 
 
 def _recorded_seeds(found: FoundTask, config: TrainConfig, group: Path) -> list[int]:

@@ -135,11 +135,10 @@ class RunDirectory:
         self._logs = logs
         try:
             self._enter(chosen, entries, placement)
-        except OSError as error:
+        except BaseException as error:
             self.leave()
-            raise UserError(f"{self.path}: {error.strerror}.") from None
-        except BaseException:
-            self.leave()
+            if isinstance(error, OSError):
+                raise UserError(f"{self.path}: {error.strerror}.") from None
             raise
 
     def leave(self) -> None:
