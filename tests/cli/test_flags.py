@@ -173,6 +173,15 @@ def test_help_and_completion_name_the_short_names(printed: Output) -> None:
     assert "--seed" in candidates(["train", TASK, "--see"])
 
 
+def test_help_is_shown_whatever_the_file_has_that_no_file_decides(
+    tmp_path: Path, printed: Output
+) -> None:
+    (tmp_path / "file.yaml").write_text("hosts: [a]")
+    words = (TASK, "--config", str(tmp_path / "file.yaml"), "--help")
+    for algorithm in ((), ("--agent.algorithm.name", "grpo")):
+        assert "usage: train" in printed("train", *words, *algorithm)
+
+
 def test_help_shows_fields_without_a_text_or_a_flag(tmp_path: Path, printed: Output) -> None:
     source = '''
 from dataclasses import dataclass, field

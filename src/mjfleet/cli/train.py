@@ -281,7 +281,7 @@ def _print_help(task: str | None, flags: Sequence[str]) -> None:
         if typed_run.config:
             data = read_config(typed_run.config, task=task)
             name = f"--config {typed_run.config}"
-            is_given = ALGORITHM.__eq__ if algorithm else None
+            is_given = (lambda _: True) if algorithm else None  # Help needs no more than that.
             default = from_file(found, data, name, None, is_given, default)
     if {"-h", "--help"} & set(flags):
         print_help(default, prog, text)
