@@ -38,13 +38,13 @@ AGENT = AgentConfig(
     # Returns reach 20 (discounted), far beyond a value clip of 0.2.
     algorithm=PPOConfig(gamma=0.95, entropy_coef=0.005, use_clipped_value_loss=False),
 )
-CNN = CnnConfig(output_channels=(8, 16, 16), kernel_size=(5, 3, 3), stride=(2,))
+CNN = CnnConfig(output_channels=(16, 16), kernel_size=(8, 4), stride=(4, 2))
 DEPTH_AGENT = replace(
     AGENT,
     obs_groups=ObsGroups(actor=("actor",), critic=("actor",)),
     actor=ActorConfig(class_name="CNNModel", cnn_cfg=CNN, hidden_dims=(64, 64)),
     critic=CriticConfig(class_name="CNNModel", cnn_cfg=CNN, hidden_dims=(64, 64)),
-    max_iterations=250,
+    max_iterations=500,
     # The encoder of images takes most of an update: three epochs instead of five.
     algorithm=replace(AGENT.ppo, num_learning_epochs=3, share_cnn_encoders=True),
 )
