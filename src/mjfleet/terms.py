@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from mjfleet.quaternions import conjugate, rotate
+from mjfleet import quaternions
 
 # Rewards.
 
@@ -178,7 +178,7 @@ def in_frame(quaternion: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     `sim.qvel[:, 3:6]`, is in the body's frame already. All three's `base_lin_vel`.
     """
     vector = vector.to(quaternion.dtype)  # A task's state is float32, MuJoCo's float64.
-    return rotate(conjugate(quaternion), vector)
+    return quaternions.rotate(quaternions.conjugate(quaternion), vector)
 
 
 def phase(steps: torch.Tensor, step_dt: float, period: float) -> torch.Tensor:

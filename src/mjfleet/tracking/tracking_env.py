@@ -188,9 +188,9 @@ class TrackingEnv(Env[TrackingConfig]):
 
     def parts(self) -> list[Part]:
         """Return the parts of the critic's observation; those that the policy sees come first."""
-        own, frame, noise, sim = self.robot(), self.motion.now(), self.cfg.noise, self.sim
+        frame, noise, sim = self.motion.now(), self.cfg.noise, self.sim
         places, dofs = self.motors.places, self.motors.dofs
-        positions, rotations = own.positions, own.rotations
+        positions, rotations = (field[:, self.ids].float() for field in (sim.xpos, sim.xquat))
         anchor = rotations[:, self.anchor : self.anchor + 1]
         back, origin = conjugate(anchor), positions[:, self.anchor : self.anchor + 1]
         wanted = frame.bodies.positions[:, self.anchor], frame.bodies.rotations[:, self.anchor]
