@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -196,6 +197,12 @@ class Learner(LearnerState, ABC):
         for key, optimizer in self.optimizers().items():
             for group in optimizer.param_groups if name in ("", key) else ():
                 group["lr"] = rate
+        self._show_rate()
+
+    def _show_rate(self) -> None:
+        """Let `learning_rate` be that of the first optimiser, if there is one."""
+        for optimizer in islice(self.optimizers().values(), 1):
+            self.learning_rate = float(optimizer.param_groups[0]["lr"])
 
     def save(self) -> dict[str, Any]:
         """Return the state of networks and optimisers, for a checkpoint."""
@@ -207,3 +214,4 @@ class Learner(LearnerState, ABC):
         parts: dict[str, Any] = {**self.networks(), **self.optimizers()}
         for name in parts.keys() & {*names}:
             parts[name].load_state_dict(state[key_of(name)])
+        self._show_rate()

@@ -1,6 +1,5 @@
 """What learners with an actor, a critic and rsl_rl's rollouts have in common. Runs in a worker."""
 
-from collections.abc import Collection, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar, Literal
@@ -110,13 +109,6 @@ class RolloutLearner(Learner):
 
     def set_learning_rate(self, rate: float, name: str = "optimizer") -> None:
         super().set_learning_rate(rate, name)
-        if name == "optimizer":
-            self.learning_rate = rate
-
-    def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
-        super().restore(state, names)
-        if "optimizer" in names:
-            self.learning_rate = float(self.optimizer.param_groups[0]["lr"])
 
     def share_advantages(self) -> None:
         """Normalise the advantages of returns and values over all ranks, if there are several.

@@ -36,6 +36,21 @@ def test_the_first_half_of_a_batch_is_the_image_of_what_it_was() -> None:
     assert torch.equal(done, torch.cat((mirrored[4:], actions[4:])))
 
 
+def test_mirrored_actions_are_the_same_where_limits_differ_between_the_sides() -> None:
+    found = BUNDLED["go1-velocity-flat"]
+    env = build_task("go1-velocity-flat", "native", "cpu", num_envs=8)
+    limit = torch.rand(env.num_actions) + 0.5
+    env.action_limit = limit
+    config = replace(agent(1), algorithm=SACConfig(symmetry_cfg=SYMMETRY))
+    seen = {name: env.get_observations()[name] for name in ("actor", "critic")}
+    half = MirroredHalf(Setup(env, config, "cpu", 1, found.load, Collectives()), seen)
+    actions, shares = torch.rand(8, env.num_actions), torch.empty(8, env.num_actions)
+    torch.div(actions, limit, out=shares)
+    half.apply(actions=shares)
+    _, mirrored = found.load("env:mirror")(env, obs=None, actions=actions[:4])
+    torch.testing.assert_close(shares * limit, torch.cat((mirrored[4:], actions[4:])))
+
+
 def test_a_task_that_ties_weights_has_mirrored_batches_with_sac() -> None:
     found = BUNDLED["go1-velocity-flat"]
     algorithm: Any = found.defaults("sac").agent.algorithm

@@ -8,10 +8,12 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from mjfleet.config import AgentConfig, SACConfig, by_dotted_name, to_dict
+from mjfleet.config import ActorConfig, AgentConfig, SACConfig, by_dotted_name, to_dict
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoints.contents import Checkpointer
+from mjfleet.rl.checkpoints.files import read_checkpoint
+from mjfleet.rl.checkpoints.initial_networks import take_networks
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner
 from mjfleet.rl.sac.networks import Critics, SquashedActor
@@ -144,6 +146,15 @@ def test_losses_of_the_actor_are_means_over_its_own_updates(tmp_path: Path) -> N
     assert found == pytest.approx([0.0, first, first, second, second, third])
 
 
+def test_a_rate_that_is_set_is_in_the_metrics_also_after_a_resume(tmp_path: Path) -> None:
+    runner, checkpointer = begin(tmp_path, agent(2))
+    runner.alg.set_learning_rate(0.25e-3)
+    assert [row["learning_rate"] for row in train(runner, checkpointer)] == [0.25e-3] * 2
+    runner, checkpointer = begin(tmp_path, agent(3))
+    checkpointer.resume(tmp_path / "model_2.pt")
+    assert [row["learning_rate"] for row in train(runner, checkpointer)] == [0.25e-3]
+
+
 def test_samples_that_do_not_count_leave_the_temperature_as_it_is(tmp_path: Path) -> None:
     runner, _ = begin(tmp_path, agent(1))
     alg, found = runner.alg, []
@@ -243,6 +254,15 @@ def test_a_fork_has_the_replay_and_a_policy_of_another_kind_is_refused(
     assert done.returncode == 0, done.stderr
     assert "not kept" not in done.stdout + done.stderr
     assert (tmp_path / "fork/checkpoints/rank0_2.pt").exists()
+
+
+def test_networks_are_taken_whatever_the_layers_of_ppo_would_be(tmp_path: Path) -> None:
+    train(*begin(tmp_path, agent(1)))
+    other = replace(agent(1), actor=ActorConfig(hidden_dims=(8,), activation="relu"))
+    runner, _ = begin(tmp_path, other)
+    path = tmp_path / "model_1.pt"
+    notes = take_networks(runner, path, read_checkpoint(path), "it")
+    assert notes[0].startswith("actor: taken")
 
 
 def test_a_replay_that_does_not_fit_is_refused_with_the_number_that_does(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.config import AgentConfig, to_dict
+from mjfleet.config.unused_fields import unused_fields
 from mjfleet.config.validation import SHOWN_CHARS
 from mjfleet.env import Env
 from mjfleet.errors import UserError
@@ -20,12 +21,16 @@ LABELS = {"observes": "what it observes", "outputs": "the number of outputs"}
 def describe_networks(env: Env[Any], agent: AgentConfig) -> dict[str, dict[str, Any]]:
     """Return what a checkpoint says about its policy, and about its critic if that learns."""
     values, observed = to_dict(agent), env.get_observations().items()
+    fields = {
+        (name, key): f"agent.{name}.{key}" for name in ("actor", "critic") for key in SETTINGS
+    }
+    unused = {field.name for field in unused_fields(agent, fields.values())}
     shapes = {group: list(rows.shape[1:]) for group, rows in observed}
     outputs = {"actor": env.num_actions, "critic": 1}
     if agent.distils or not agent.algorithm.learns_values:
         del outputs["critic"]
     return {
-        name: {setting: values[name][setting] for setting in SETTINGS}
+        name: {key: values[name][key] for key in SETTINGS if fields[name, key] not in unused}
         | {"observes": {group: shapes[group] for group in values["obs_groups"][name]}}
         | {"outputs": number}
         for name, number in outputs.items()

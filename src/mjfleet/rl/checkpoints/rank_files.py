@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -19,21 +19,6 @@ from mjfleet.utils.safe_read import open_regular
 logger = logging.getLogger(__name__)
 
 
-class _Hashed:
-    """A file that is written, with its size and its hash."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.size, self.hash = file, 0, hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.hash.update(data)
-        self.size += memoryview(data).nbytes
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
 def write_rank_file(
     folder: Path, rank: int, iteration: int, state: Mapping[str, Any]
 ) -> dict[str, Any] | None:
@@ -42,21 +27,17 @@ def write_rank_file(
     Older files of the rank are removed once the checkpoint after theirs is complete: at the next
     call.
     """
-    path, record = folder / rank_file_name(rank, iteration), dict[str, Any]()
+    path = folder / rank_file_name(rank, iteration)
     forget_rank_files(folder, path.name)
-
-    def write(file: BinaryIO) -> None:
-        hashed: Any = _Hashed(file)
-        torch.save(dict(state), hashed)
-        record.update(name=path.name, bytes=hashed.size, sha256=hashed.hash.hexdigest())
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, write)
+        write_atomically(path, lambda file: torch.save(dict(state), file))
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         logger.warning("%s could not be written: %s", path, error.strerror)
         return None
-    return record
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": found}
 
 
 def read_rank_file(folder: Path, record: Mapping[str, Any] | None) -> dict[str, Any] | str:

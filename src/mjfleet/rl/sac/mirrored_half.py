@@ -34,9 +34,12 @@ class MirroredHalf:
         mirror: Any = augmentation(config.symmetry_cfg, setup.load)
         sizes = {name: rows.shape[1] for name, rows in observed.items()}
         device = torch.device(env.device)
-        self._groups, self._actions = read_mirrors(
+        self._groups, (source, sign) = read_mirrors(
             partial(mirror, env), sizes, env.num_actions, device
         )
+        # Actions are shares of their limits, which may differ between the sides.
+        limit = torch.as_tensor(env.action_limit, device=device).expand(env.num_actions)
+        self._actions = Mirror(source, sign * (limit[source] / limit))
 
     def of_groups(self, names: Sequence[str]) -> Mirror:
         """Return the mirror of groups that follow each other."""
