@@ -6,7 +6,7 @@ import optuna
 from optuna.trial import TrialState
 
 from mjfleet.registry import discover
-from mjfleet.runs.run_json import read_record, write_record
+from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.study import Study
 from mjfleet.sweep.trials import write_results
@@ -29,7 +29,7 @@ def test_trials_are_recorded_the_best_first_with_the_importance_of_fields(tmp_pa
             user_attrs={"cause": "a fault", "environment steps": 100 * number, "folder": "here"},
         )
         study.record.add_trial(trial)
-    write_record(tmp_path, "group.json", task="cartpole-balance")
+    (tmp_path / "group.json").write_text('{"task": "cartpole-balance"}')
     write_results(study, tmp_path)
     results = read_record(tmp_path)["results"]
     first, last = results["trials"][0], results["trials"][-1]

@@ -98,8 +98,8 @@ class SAC(Learner):
             replay = self.replay
             self.add_state("replay", per="rank", get=replay.state, set=replay.load_state)
         self.learning_rate = config.learning_rate
+        capture, self.is_captured = setup.capture, setup.capture is not None
         self.scratch(*vars(self))
-        capture = setup.capture
         self._critics_step = Captured(
             "the critics' step", self._learn_critics, self._written, capture
         )
