@@ -197,6 +197,22 @@ def test_the_clips_that_ship_keep_to_the_ground_and_to_the_joints_ranges(name: s
     assert heights.amin(dim=1).max() < 0.05  # One of them is always on the ground.
 
 
+def test_policy_and_motors_measure_joints_by_the_same_encoders(tmp_path: Path) -> None:
+    env = build(tmp_path, random=replace(CONFIG.random, encoder_bias=0.1))
+    assert 0 < env.bias.abs().max() <= 0.1
+    assert env.bias.unique().numel() > 3
+    env.amplitudes.zero_()
+    start = 0
+    for part in env.seen(env.parts()):
+        size = part.values.shape[1]
+        found = env.observe()["actor"][:, start : start + size] - part.values
+        bias = env.bias if part.name == "joint_positions" else torch.zeros_like(found)
+        torch.testing.assert_close(found, bias)
+        start += size
+    env.apply(torch.zeros(4, 3))
+    torch.testing.assert_close(env.sim.ctrl.float(), env.home - env.bias)
+
+
 def test_an_evaluation_has_no_noise_and_sums_every_metric_by_clip(tmp_path: Path) -> None:
     still = {"start": StartConfig(), "random": replace(CONFIG.random, pushes=True)}
     env = build(tmp_path, seconds=(1.0, 2.0), shard=EnvShard(0, 4, 4), **still)

@@ -68,7 +68,8 @@ class RandomConfig(Checked, flags="env.random."):
     center_of_mass: Amounts = (0.025, 0.05, 0.05)
     """Shift of the anchor's centre of mass along x, y and z, m, of either sign."""
     encoder_bias: NotNegative = 0.01
-    """Constant error of the measured joints in an episode, rad, of either sign."""
+    """Constant error of a joint's encoder in an episode, rad, of either sign: of what the policy
+    observes, and of what the motor's controller measures."""
     push_seconds: PositiveRange = (1.0, 3.0)
     """Range of the time between pushes in s."""
     pushes: bool = True

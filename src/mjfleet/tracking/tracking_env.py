@@ -129,7 +129,8 @@ class TrackingEnv(Env[TrackingConfig]):
         self.write(mask, self.sim.qvel, qvel)
 
     def apply(self, action: torch.Tensor) -> None:
-        self.sim.ctrl[:] = self.home + self.action_scale * action
+        # A motor's controller measures its joint by the same encoder as the policy.
+        self.sim.ctrl[:] = self.home + self.action_scale * action - self.bias
         if self.floats:
             push = self.push * self.uniform(6, -1.0, 1.0) * self.next_push.due.unsqueeze(1)
             self.sim.qvel[:, :6] += push
