@@ -11,6 +11,7 @@ import mjfleet
 from mjfleet.cli.train import train
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import INIT
+from mjfleet.runs.run_json import read_record
 
 from ..conftest import SMALL, TESTS, Run, rows
 
@@ -68,7 +69,7 @@ def test_another_task_begins_with_networks_that_fit_and_later_goes_on_by_itself(
     name = f"{TASK}/{base.name}"
     origin = {"run": name, "checkpoint": str(file), "iteration": 2, "networks_only": True}
     assert parent.pop("typed") in ("base", str(base), base.name)
-    assert parent == origin | {"changed": {}, "id": None}
+    assert parent == origin | {"changed": {}, "id": read_record(base)["id"]}
     assert [int(row["iteration"]) for row in rows(tuned)] == [1, 2]
     assert float(rows(tuned)[0]["total_steps"]) == 2 * 16 * 8
 

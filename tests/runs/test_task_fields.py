@@ -50,9 +50,7 @@ CHECK = """
 def test_a_run_keeps_fields_of_all_kinds(run: Run, tmp_path: Path) -> None:
     task = shutil.copytree(BUNDLED, tmp_path / "tasks" / "kinds")
     config, env = task / "config.py", task / "env.py"
-    config.write_text(
-        config.read_text().replace("from dataclasses import dataclass\n", IMPORTS) + KINDS
-    )
+    config.write_text(f"{IMPORTS}{config.read_text()}{KINDS}")
     text = env.read_text().replace("\n    def reset_worlds(", CHECK)
     env.write_text(text.replace("import math\n", "import math\nfrom pathlib import Path\n"))
     flags = ("--env.weights.upright", "2", "--env.ranges.0", "0.5", "1", "--env.log", "log.csv")
