@@ -4,9 +4,10 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import mujoco
 import nbformat
 import pytest
 import torch
@@ -360,3 +361,52 @@ def test_an_agent_that_is_given_whole_may_have_fields_without_effect() -> None:
     flags = as_flags({"agent": agent})
     assert "--agent.max-iterations=7" in flags
     assert not [flag for flag in flags if "group-size" in flag or "wandb" in flag]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoalConfig(mjfleet.EnvConfig):
+    """A configuration with a field that has no default."""
+
+    goal: float
+    num_envs: int = 4
+    decimation: int = 1
+    episode_seconds: float = 1.0
+
+
+class GoalEnv(mjfleet.Env[GoalConfig]):
+    """ """
+
+    @classmethod
+    def make_model(cls, cfg: GoalConfig) -> mujoco.MjModel:
+        body = '<body><joint name="a"/><geom size=".1"/></body>'
+        motor = '<actuator><motor joint="a"/></actuator>'
+        model = f"<mujoco><worldbody>{body}</worldbody>{motor}</mujoco>"
+        return mujoco.MjModel.from_xml_string(model)
+
+    def reset_worlds(self, mask: torch.Tensor) -> None:
+        return
+
+    def apply(self, action: torch.Tensor) -> None:
+        self.sim.ctrl[:] = action
+
+    def observe(self) -> dict[str, torch.Tensor]:
+        return {"actor": self.sim.qpos, "critic": self.sim.qpos}
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        return {"near": -(self.sim.qpos[:, 0] - self.cfg.goal).abs()}
+
+
+def test_make_takes_a_configuration_together_with_a_number_of_environments() -> None:
+    with mjfleet.make(GoalEnv, env=GoalConfig(goal=2.0), num_envs=3, device="cpu") as env:
+        assert (env.num_envs, env.cfg.goal) == (3, 2.0)
+    must = r"missing .*'goal'; give it a default, or env=GoalConfig\(\.\.\.\)\."
+    with pytest.raises(mjfleet.UserError, match=must):
+        mjfleet.make(GoalEnv, env={"num_envs": 3}, device="cpu")
+
+
+def test_a_run_that_is_stopped_before_it_begins_counts_as_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = mjfleet.train("cartpole-balance", gpu_ids=None, background=True, quiet=True).stop()
+    assert run.status == "stopped"

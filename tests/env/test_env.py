@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import mujoco
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -261,6 +262,24 @@ def test_time_outs_are_told_apart_from_failures() -> None:
     assert extras["time_outs"].tolist() == [False, True, True]
 
 
+def test_which_environments_failed_is_known_until_the_next_step_also_if_a_reset_clears_it() -> None:
+    class RememberingEnv(CountingEnv):
+        def setup(self) -> None:
+            super().setup()
+            self.fell = self.add_state("fell", dtype=torch.bool)
+
+        def after_physics(self) -> None:
+            self.fell[0] = True
+
+        def terminated(self) -> torch.Tensor:
+            return self.fell
+
+    env = reach(RememberingEnv)
+    env.step(torch.zeros(3, 2))
+    assert not env.fell.any()
+    assert env.failed.tolist() == [True, False, False]
+
+
 def test_an_episode_that_is_truncated_is_a_time_out_unless_it_has_failed() -> None:
     env = reach(episode_steps=9)
     env.failing[0] = True
@@ -285,6 +304,23 @@ def test_a_done_world_observes_the_start_of_its_next_episode() -> None:
     assert not torch.allclose(observations["actor"][0], moved["actor"][1], atol=1e-6)
     assert env.episode_length_buf.tolist() == [6, 0, 6]
     assert env.action[1].tolist() == [0.0, 0.0]
+
+
+def test_a_step_takes_actions_with_a_gradient_and_refuses_those_of_another_shape() -> None:
+    env = reach()
+    env.step(torch.ones(3, 2, requires_grad=True) * 2.0)
+    assert env.action.tolist() == [[2.0, 2.0]] * 3
+    assert not env.action.requires_grad
+    wrong: Any
+    for wrong, found in (
+        (torch.ones(2), r"\(2,\) on cpu"),  # torch would broadcast it.
+        (torch.ones(3, 1), r"\(3, 1\) on cpu"),
+        (np.ones((3, 2)), "ndarray"),
+    ):
+        must = r"it must be a tensor \(3, 2\) on cpu"
+        with pytest.raises(UserError, match=rf"step\(\): `actions` is {found}; {must}"):
+            env.step(wrong)
+    assert env.step_count == 1
 
 
 def test_observations_are_copies_of_the_live_state() -> None:

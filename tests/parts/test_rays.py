@@ -203,6 +203,8 @@ def test_patterns_are_ordered_as_they_say() -> None:
         [-0.5, -0.1, 0, -0.5, 0, 0, -0.4, -0.1, 0, 0.5, 0.1, 0]
     )
     assert directions.unique(dim=0).tolist() == [[0, 0, -1]]
+    starts, _ = grid(0.1, 0.0, 0.3)  # An edge shorter than the spacing has both of its ends.
+    assert starts.flatten().tolist() == pytest.approx([-0.05, 0, 0, 0.05, 0, 0])
     starts, directions = lidar([0.0, math.pi / 2], [0.0, math.pi / 4])
     slope = math.sqrt(0.5)
     assert not starts.any()

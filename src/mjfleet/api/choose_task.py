@@ -88,9 +88,13 @@ def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> 
     if not name or not FOLDER_NAME.holds(name):
         raise UserError(f"name is {name!r}; it must be {FOLDER_NAME.allowed}.")
     env, agent, config = changes.get("env"), changes.get("agent"), config_class(env_class)
+    try:
+        env = env if isinstance(env, config) else config()
+    except TypeError as error:
+        raise UserError(f"{error}; give it a default, or env={config.__name__}(...).") from error
     task = Task(
-        summary=next(iter((env_class.__doc__ or name).strip().splitlines())),
-        env=env if isinstance(env, config) else config(),
+        summary=((env_class.__doc__ or "").strip() or name).splitlines()[0],
+        env=env,
         env_class=ENV,
         agent=agent if isinstance(agent, AgentConfig) else AgentConfig(),
     )

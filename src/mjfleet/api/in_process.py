@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mjfleet.api.choose_task import Config, choose_task
-from mjfleet.config import TrainConfig
+from mjfleet.config import EnvConfig, TrainConfig
 from mjfleet.config.dict_conversion import plain
 from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.env import Env
@@ -63,7 +63,9 @@ def make(
         UserError: the task, the device or a value is not known.
     """
     if num_envs is not None:
-        changes["env"] = {**plain(changes.get("env") or {}), "num_envs": num_envs}
+        env = changes.get("env") or {}
+        own = replace(env, num_envs=num_envs) if isinstance(env, EnvConfig) else None
+        changes["env"] = own or {**plain(env), "num_envs": num_envs}
     changes["gpu_ids"] = _gpu_ids(str(device))
     found, chosen, devices = _choose(task, name, config, changes)
     plan = make_plan(found, chosen, devices)

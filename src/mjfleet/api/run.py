@@ -89,7 +89,9 @@ class Run:
         """`running`, `finished`, `stopped`, `failed`, or `died` if it was killed."""
         if self.is_running:
             return "running"
-        status = str(read_record(self.path).get("status", "failed"))
+        process = self._process  # If it was stopped before the run began, there is no record.
+        otherwise = "stopped" if process and process.exit_code == 128 + signal.SIGINT else "failed"
+        status = str(read_record(self.path).get("status", otherwise))
         return "died" if status == "running" else status
 
     @property

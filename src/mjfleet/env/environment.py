@@ -15,6 +15,7 @@ from mjfleet.env.return_checks import (
     check_action_count,
     check_names,
     check_returns,
+    check_tensor,
     check_weights,
     observed_dtype,
 )
@@ -164,10 +165,16 @@ class Env(StatefulEnv[C]):
         Returns:
             Observations; rewards `(num_envs,)`, float32; dones `(num_envs,)`, bool; and extras,
             whose "time_outs" `(num_envs,)`, bool, are the dones that are not failures.
+
+        Raises:
+            UserError: `actions` are no such tensor.
         """
+        if not isinstance(actions, torch.Tensor) or actions.shape != self.action.shape:
+            what = f"{type(self).__name__}.step(): `actions`"
+            check_tensor(what, actions, self.num_actions, self)
         self.step_count += 1
         self.previous_action.copy_(self.action)
-        self.action.copy_(actions)
+        self.action.copy_(actions.detach())  # State has no gradient.
         self.apply(self.action)
         if self.recorder:
             self.recorder.before_physics(self.sim, self.debug_vis, self.ghost)
@@ -178,7 +185,9 @@ class Env(StatefulEnv[C]):
         for read_sensors in self._readers:
             read_sensors()
         self.after_physics()
-        self.failed = self.terminated() if self.ends_on_failure else self.never
+        failed = self.terminated() if self.ends_on_failure else self.never
+        # State, which is a view, is reset before this step ends.
+        self.failed = failed.clone() if failed._is_view() else failed
         truncated = self.truncated()
         terms, metrics = self.compute(self.rewards()), self.metrics()
         check_names(self, terms, metrics)

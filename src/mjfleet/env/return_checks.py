@@ -68,11 +68,11 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     for restore in reversed(restores):
         restore()
     if ghost is not None:
-        _check(f"{type(env).__name__}.ghost()", ghost, env.sim.model.nq, env)
+        check_tensor(f"{type(env).__name__}.ghost()", ghost, env.sim.model.nq, env)
     for method, found in returned.items():
         where = f"{type(env).__name__}.{method}()"
         if method in ("terminated", "truncated"):
-            _check(where, found, None, env)
+            check_tensor(where, found, None, env)
             if found.dtype != torch.bool:
                 raise UserError(f"{where} is {found.dtype}, not torch.bool.")
             continue
@@ -81,7 +81,7 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         for key, value in found.items():
             is_pair = method in MAY_BE_EMPTY and isinstance(value, tuple) and len(value) == 2
             for part in value if is_pair else (value,):
-                _check(f"{where}[{key!r}]", part, RETURN_COLUMNS[method], env)
+                check_tensor(f"{where}[{key!r}]", part, RETURN_COLUMNS[method], env)
         if method == "observe" and not found.keys() >= {"actor", "critic"}:
             raise UserError(f"{where} has {', '.join(found)}; it must have actor and critic.")
     if unknown := env.reward_weights().keys() - returned["rewards"].keys():
@@ -135,8 +135,8 @@ def check_weights(env: Any) -> dict[str, float]:
     return {str(name): float(weight) for name, weight in weights.items()}
 
 
-def _check(what: str, value: Any, columns: str | int | None, env: Any) -> None:
-    """Raise UserError unless a method has returned a tensor of its shape on the device."""
+def check_tensor(what: str, value: Any, columns: str | int | None, env: Any) -> None:
+    """Raise UserError unless a value is a tensor of its shape on the device."""
     shape, sizes = tuple(getattr(value, "shape", ())), () if columns is None else (columns,)
     wanted = f"({', '.join(map(str, (env.num_envs, *sizes)))}{'' if sizes else ','})"
     if columns == 3:

@@ -33,7 +33,8 @@ def grid(length: float, width: float, spacing: float) -> Pattern:
         width: along y, m.
         spacing: between points, m, or what is nearest to it and divides an edge.
     """
-    x, y = (torch.linspace(-e / 2, e / 2, round(e / spacing) + 1) for e in (length, width))
+    counts = ((edge, max(round(edge / spacing), edge > 0)) for edge in (length, width))
+    x, y = (torch.linspace(-edge / 2, edge / 2, count + 1) for edge, count in counts)
     starts = torch.nn.functional.pad(torch.cartesian_prod(x, y), (0, 1))
     return starts, torch.tensor((0.0, 0.0, -1.0)).expand_as(starts)
 
