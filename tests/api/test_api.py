@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import mjfleet
 from mjfleet.api.choose_task import as_flags, choose_task
 from mjfleet.api.in_process import check_waiting
 from mjfleet.config import AgentConfig, PPOConfig
+from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE, REPOSITORY, Output
@@ -404,9 +406,13 @@ def test_make_takes_a_configuration_together_with_a_number_of_environments() -> 
         mjfleet.make(GoalEnv, env={"num_envs": 3}, device="cpu")
 
 
-def test_a_run_that_is_stopped_before_it_begins_counts_as_stopped(
+def test_a_run_that_was_stopped_before_it_began_is_stopped_and_one_that_goes_on_is_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = mjfleet.train("cartpole-balance", gpu_ids=None, background=True, quiet=True).stop()
+    assert run.status == "stopped"
+    run.path.mkdir(parents=True, exist_ok=True)
+    with closing(lock_run(run.path)):  # As a process that continues it.
+        assert run.status == "running"
     assert run.status == "stopped"

@@ -97,7 +97,8 @@ class Run:
     @property
     def is_running(self) -> bool:
         """Whether a process trains it."""
-        return self._process.exit_code is None if self._process else is_locked(self.path)
+        began = self._process and self._process.exit_code is None  # It may hold no lock yet.
+        return bool(began) or is_locked(self.path)  # `resume` has begun another process.
 
     @property
     def iteration(self) -> int:
