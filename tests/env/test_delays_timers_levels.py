@@ -124,6 +124,16 @@ def test_a_timer_begins_anew_with_an_episode() -> None:
     assert when[:, 1].nonzero().flatten().tolist() == [1]
 
 
+def test_who_observes_the_end_of_an_episode_sees_timers_after_its_last_step() -> None:
+    env = with_part(lambda env: Timer(env, 0.5, 0.5), 2)
+    seen: list[float] = []
+    env.before_reset = lambda _: seen.append(env.part.left[0].item())
+    begun = env.part.left[0].item()
+    env.step(torch.zeros(2, 1))
+    end_episodes(env, 0)
+    assert seen == [begun - 1, begun - 2]
+
+
 def test_levels_move_and_who_has_mastered_all_starts_anywhere() -> None:
     env = with_part(lambda env: Levels(env, 4, torch.arange(64) % 4))
     levels, even = env.part, torch.arange(64) % 2 == 0

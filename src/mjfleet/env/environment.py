@@ -211,10 +211,10 @@ class Env(StatefulEnv[C]):
             is_last |= truncated
         dones, time_outs = self.failed | is_last, is_last > self.failed
         self._record(values, dones)
-        if self.before_reset:
-            self.before_reset(dones)
         for advance in self._timers:
             advance()
+        if self.before_reset:
+            self.before_reset(dones)
         self.end_episode(dones)
         self._reset(dones)
         self._observations = self._observe()
