@@ -128,6 +128,8 @@ class Robot:
             raise SystemExit(f"error: {error}\nMuJoCo {versions}") from None
         self.data = mujoco.MjData(self.model)
         self.clip = self.choose(clip, policy.with_suffix(".npz")) if "clips" in self.known else {}
+        if "images" in self.known:
+            raise SystemExit(f"error: {policy} observes images, which this script does not make")
         if self.session.get_inputs()[0].name != "observations":
             raise SystemExit(f"error: {policy} has mjlab's form: export it without --format mjlab")
         taken, made = self.session.get_inputs()[0].shape[1], self.known["observation_size"]

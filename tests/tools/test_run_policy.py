@@ -149,10 +149,12 @@ def test_what_it_cannot_use_is_said(
     known = json.loads(Path("go1.json").read_text())
     (frames, _) = known["observations"][0]["parts"]
     frames["parts"].append({"name": "temperature", "size": 1})
-    for new, old in (("warm", "go1"), ("arm", "pole")):
+    for new, old in (("warm", "go1"), ("arm", "pole"), ("eye", "pole")):
         for kind in ("onnx", "mjb"):
             shutil.copy(f"{old}.{kind}", f"{new}.{kind}")
     Path("warm.json").write_text(json.dumps(known))
+    sees = {"images": [{"name": "actor", "shape": [2, 32, 32], "type": "float32"}]}
+    Path("eye.json").write_text(json.dumps(json.loads(Path("pole.json").read_text()) | sees))
     Path("arm.json").write_text(Path("pole.json").read_text().replace("cartpole-", "arm-"))
     for name, arguments, message in (
         ("none", [], "there is no none.onnx"),
@@ -163,6 +165,7 @@ def test_what_it_cannot_use_is_said(
         ("go1", ["--seconds", "0"], "--seconds must be a number above 0"),
         ("warm", ["--seconds", "1"], "observe() must return 1 numbers as 'temperature'"),
         ("arm", ["--seconds", "1"], "complete observe()"),
+        ("eye", ["--seconds", "1"], "eye.onnx observes images"),
     ):
         with pytest.raises(SystemExit) as ended:
             load_example().main([f"{name}.onnx", *arguments])

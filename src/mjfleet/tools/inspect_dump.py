@@ -40,7 +40,7 @@ def inspect(arguments: Sequence[str]) -> int:
 
     try:
         with open_regular(file, DUMP_MAX_BYTES, may_link=True) as opened:
-            explanation = np.load(opened, allow_pickle=False)["explanation"]
+            explanation = np.lib.npyio.NpzFile(opened, allow_pickle=False)["explanation"]
     except Exception as error:  # NumPy, zipfile and zlib raise many kinds.
         raise UserError(f"{file} is not a NaN dump that can be read: {in_a_line(error)}") from None
     print_line(f"{file}: {explanation}")

@@ -16,7 +16,7 @@ from mjfleet.runs.attempts import config_of
 from mjfleet.runs.config_yaml import read_config
 from mjfleet.runs.find_run import members_of
 from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, seconds_spent, value
-from mjfleet.runs.run_json import CONFIG_FILE, is_group, record_of
+from mjfleet.runs.run_json import CONFIG_FILE, RECORD_FILE, is_group, record_of
 from mjfleet.utils.console import print_error
 
 STEPS, MINUTES, ITERATION = AXES = ("million steps", "minutes", "iteration")
@@ -74,17 +74,21 @@ def read_run(folder: Path) -> LoggedRun:
 def read_named(folders: Mapping[str, Path]) -> Rows:
     """Read run directories and groups, by the names that the user gave them.
 
-    Runs without iterations are left out, and those of a group that have failed.
+    Runs without iterations are left out, and those of a group that have failed. UserError if a
+    folder is none of a run or a group.
     """
     rows: dict[str, list[LoggedRun]] = {}
     for name, folder in folders.items():
-        runs, is_one = list[LoggedRun](), not is_group(folder)
-        for run in map(read_run, [folder] if is_one else members_of(folder)):
+        whole, runs, is_one = read_run(folder), list[LoggedRun](), not is_group(folder)
+        for run in [whole] if is_one else map(read_run, members_of(folder)):
             if run.record.get("status") == "failed" and not is_one:
                 print_error(f"{run.folder} is left out, since it has failed")
             elif run.columns:
                 runs.append(run)
-        if not is_one and read_run(folder).record.get("kind") == "sweep":
+        if not runs and not whole.record:
+            problem = f"it has no {RECORD_FILE} and no {METRICS_FILE} that can be read"
+            raise UserError(f"{name} is no run directory: {problem}.")
+        if not is_one and whole.record.get("kind") == "sweep":
             rows |= {f"{name}/{run.folder.name}": [run] for run in runs}
         elif runs:
             rows[name] = runs

@@ -30,7 +30,7 @@ def write_page(output: Path, folders: Sequence[Path], rows: Rows, columns: Seque
     """Write a page about run directories and groups, and the rows of their runs with iterations.
 
     Where no columns are named, all that change are drawn. All files of a single folder are shown.
-    UserError if the page cannot be written, or a single folder holds nothing that can be read.
+    UserError if the page cannot be written.
     """
     import jinja2
 
@@ -81,8 +81,6 @@ def _contents(folders: Sequence[Path], rows: Rows, columns: Sequence[str]) -> di
         )
         contents |= {"summary": summary, **_files(folder)}
         contents["problems"] = filter(None, (summary.problem, contents["problem"]))
-        if not rows and not contents["record"]:
-            raise UserError(f"{folder} is not a run directory: {summary.problem}")
     return contents
 
 
