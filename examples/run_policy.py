@@ -221,6 +221,8 @@ def main(arguments: list[str] | None = None) -> None:
     for needed in (parsed.policy.with_suffix(end) for end in (".onnx", ".json", ".mjb")):
         if not needed.is_file():
             parser.error(f"there is no {needed}, which `mjfleet export` writes")
+    if parsed.policy.suffix != ".onnx":
+        parser.error(f"{parsed.policy} is no .onnx file")
     robot = Robot(parsed.policy, parsed.clip)
     for text in parsed.command:
         name, _, value = text.partition("=")

@@ -158,6 +158,7 @@ def test_what_it_cannot_use_is_said(
     Path("arm.json").write_text(Path("pole.json").read_text().replace("cartpole-", "arm-"))
     for name, arguments, message in (
         ("none", [], "there is no none.onnx"),
+        ("go1.json", [], "go1.json is no .onnx file"),
         ("go1", ["--command", "forward=5"], "forward must be from -1 to 1"),
         ("go1", ["--command", "forward=fast"], "forward=fast: could not convert"),
         ("go1", ["--command", "up=1"], "the commands are forward, left, turn_left"),
@@ -168,5 +169,5 @@ def test_what_it_cannot_use_is_said(
         ("eye", ["--seconds", "1"], "eye.onnx observes images"),
     ):
         with pytest.raises(SystemExit) as ended:
-            load_example().main([f"{name}.onnx", *arguments])
+            load_example().main([name if "." in name else f"{name}.onnx", *arguments])
         assert message in capsys.readouterr().err + str(ended.value)

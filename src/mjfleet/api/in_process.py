@@ -85,7 +85,7 @@ class Iteration:
     metrics: dict[str, float | int | None]
     """The columns of metrics.csv."""
     runner: Runner
-    """Its `alg` is the algorithm, an rsl_rl PPO: `alg.entropy_coef`, `alg.clip_param`, ..."""
+    """Its `alg` is the algorithm. PPO is rsl_rl's: `alg.entropy_coef`, `alg.clip_param`, ..."""
     checkpointer: Checkpointer
     """What `save` writes."""
 
