@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from contextlib import closing
@@ -410,7 +411,12 @@ def test_a_run_that_was_stopped_before_it_began_is_stopped_and_one_that_goes_on_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = mjfleet.train("cartpole-balance", gpu_ids=None, background=True, quiet=True).stop()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # As for a script's background job.
+    try:
+        run = mjfleet.train("cartpole-balance", gpu_ids=None, background=True, quiet=True).stop()
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert run.status == "stopped"
     run.path.mkdir(parents=True, exist_ok=True)
     with closing(lock_run(run.path)):  # As a process that continues it.

@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import IO, Self
 
@@ -37,6 +37,24 @@ def wait_for_own_children() -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+@contextmanager
+def _receiving_interrupts() -> Iterator[None]:
+    """Let processes that begin in the block receive SIGINT.
+
+    The background job of a script ignores it, and so would they until they handle it. In the main
+    thread alone, as above.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    is_ignored = is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    if is_ignored:
+        signal.signal(signal.SIGINT, lambda number, frame: None)  # Nothing happens here.
+    try:
+        yield
+    finally:
+        if is_ignored:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
@@ -87,16 +105,17 @@ class ChildProcess:
             ]
             self._mistake = files.enter_context(tempfile.TemporaryFile())
             variables[MISTAKE_VARIABLE] = f"/proc/{pid}/fd/{self._mistake.fileno()}"
-            self._process = subprocess.Popen(
-                command,
-                stdin=stdin,
-                stdout=self._kept[0] or stdout,
-                stderr=self._kept[1] or stderr,
-                env={name: value for name, value in variables.items() if value is not None},
-                start_new_session=new_session,
-                process_group=None if new_session else 0,
-                preexec_fn=partial(die_with_parent, pid) if is_foreign else None,  # noqa: PLW1509
-            )
+            with _receiving_interrupts() if can_stop else nullcontext():
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=stdin,
+                    stdout=self._kept[0] or stdout,
+                    stderr=self._kept[1] or stderr,
+                    env={name: value for name, value in variables.items() if value is not None},
+                    start_new_session=new_session,
+                    process_group=None if new_session else 0,
+                    preexec_fn=partial(die_with_parent, pid) if is_foreign else None,  # noqa: PLW1509
+                )
             self._files = files.pop_all()
         self.pid = self._process.pid
         self.stdin, self.stdout = self._process.stdin, self._process.stdout
