@@ -64,6 +64,8 @@ def test_silence_is_a_hang_once_training_has_begun_and_until_it_is_done(clock: C
     assert not clock.hangs_after(9, both)
     assert clock.hangs_after(2, both)
     assert worker.stopped_by == 2
+    other.finish(stopped_by=None)
+    assert not clock.hangs_after(20, both)
 
 
 def test_a_suspension_of_the_watcher_is_no_hang(clock: Clock) -> None:

@@ -105,13 +105,14 @@ class HangDetector:
         self._looked = self._since = time.monotonic()
 
     def hangs(self) -> bool:
-        """Return whether no worker has moved for too long; those that are done do not count."""
+        """Return whether some workers are not done, and none of these has moved for too long."""
         before, self._looked = self._looked, time.monotonic()
         if self._looked - before > ASLEEP_SECONDS:
             self._since = self._looked
         if not self._limit or any(heartbeat.excuses for heartbeat in self._heartbeats):
             return False
-        return all(h.phase == Phase.DONE or self._is_silent(h) for h in self._heartbeats)
+        at_work = [one for one in self._heartbeats if one.phase != Phase.DONE]
+        return bool(at_work) and all(map(self._is_silent, at_work))
 
     def _is_silent(self, heartbeat: Heartbeat) -> bool:
         patience = self._limit if heartbeat.has_begun else max(self._limit, START_SECONDS)
