@@ -146,6 +146,8 @@ def test_a_policy_learns_what_an_image_shows_and_exports(
     graph = make_graph(policy, sizes, "onnx", "{}")
     difference, tolerated = compare(policy, sizes, "onnx", graph)
     assert difference <= tolerated
+    with pytest.raises(UserError, match=r"export(ed| it) to ONNX"):
+        make_graph(policy, sizes, "torchscript", "{}")
 
 
 def test_images_and_networks_that_do_not_fit_are_one_message(tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ def _deployed(policy: Any, sizes: Sequence[int], make: Literal["as_onnx", "as_ji
         if {"forward", "get_latent"} & vars(owner).keys():
             if make == "as_onnx" and not policy.is_recurrent:
                 return _Whole(policy, sizes)
+            if owner.__module__.startswith("mjfleet."):
+                raise UserError("a policy of SAC has no TorchScript graph: export it to ONNX.")
             name = f"{owner.__module__.rpartition('.')[2]}:{owner.__name__}"
             raise UserError(f"{name} overrides how actions are computed: give it {make}() too.")
     return policy.as_onnx(verbose=False) if make == "as_onnx" else policy.as_jit()
