@@ -6,6 +6,7 @@ from mjfleet.tracking.config import AGENT, TrackingConfig
 
 SIDES = ("left", "right")
 LIMBS = ("hip_roll", "knee", "foot", "shoulder_roll", "elbow", "wrist_yaw")
+OWN_SHAPES = ("hip_yaw", "knee", "foot", "elbow", "wrist_yaw")
 FEET, HANDS = (tuple(f"{side}_{part}" for side in SIDES) for part in ("foot", "wrist_yaw"))
 
 TASKS = {
@@ -33,6 +34,7 @@ TASKS = {
             end_bodies=(*FEET, *HANDS),
             feet=FEET,
             touching=(*FEET, *HANDS),
+            self_collision=("torso", *(f"{side}_{part}" for side in SIDES for part in OWN_SHAPES)),
         ),
         env_class="env:FollowEnv",
         agent=AGENT,

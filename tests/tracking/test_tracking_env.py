@@ -268,12 +268,33 @@ def test_robots_may_lack_names_and_a_home_and_touch_the_ground_anywhere(tmp_path
         assert len([name for name in names if name.startswith(TOUCH)]) == count
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_bodies_that_press_on_each_other_cost_if_they_may_collide(
+    engine: str, tmp_path: Path
+) -> None:
+    """A spring turns the right leg, which is longer here, against the left one."""
+    joint = '"right_hip" axis="1 0 0"'
+    longer = f'{joint} stiffness="300" springref="90"/><geom size="0.02" pos="0 0 -0.42"'
+    (tmp_path / "robot.xml").write_text(XML.replace(joint, longer))
+    kind = type("PressedEnv", (TrackingEnv,), {"model_file": str(tmp_path / "robot.xml")})
+    clips = (write(tmp_path, "clip", seconds=3.0),)
+    for colliding, cost in ((("left_upper", "right_upper"), 1.0), ((), 0.0)):
+        cfg = replace(CONFIG, clips=clips, self_collision=colliding)
+        env: Any = kind(cfg, simulate(engine, kind.make_model(cfg), cfg.num_envs), 1)
+        costs: list[float] = []
+        for _ in range(10):
+            env.step(torch.zeros(4, 3))
+            costs.append(env.rewards()["self_collision"].max().item())
+        assert max(costs) == cost
+
+
 def test_wrong_bodies_are_refused(tmp_path: Path) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"anchor": "left_upper"}, "--env.bodies must name the anchor"),
         ({"end_bodies": ("left_upper",)}, "and all of --env.end-bodies"),
         ({"bodies": ("trunk", "left_lower", "tail")}, "the model has no body 'tail'"),
         ({"touching": ("tail",)}, "--env.touching: the model has no body 'tail'"),
+        ({"self_collision": ("tail",)}, "--env.self-collision: the model has no body 'tail'"),
     ]
     for fields, message in wrong:
         with pytest.raises(UserError, match=message):

@@ -98,6 +98,8 @@ class WeightsConfig(Checked, flags="env.weights."):
     """Joints beyond 90% of their range, rad."""
     touch: float = -0.1
     """Contacts with the ground of what does not belong there."""
+    self_collision: float = -10.0
+    """Bodies that press on each other by more than 10 N in the newest physics step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,9 @@ class TrackingConfig(EnvConfig):
     """Geoms or bodies whose friction differs."""
     touching: tuple[str, ...] = ()
     """Bodies that may touch the ground, with all below them."""
+    self_collision: tuple[str, ...] = ()
+    """Bodies that collide with each other, by the shapes with which they touch the ground, or by
+    all that they have."""
     action_scale: Positive = 0.25
     """Share of its torque limit by which an action of 1 moves a joint's target, over kp, rad."""
     state_estimation: bool = False

@@ -5,7 +5,7 @@ from typing import Any
 
 import mujoco
 import torch
-from mujoco import mjtJoint, mjtObj, mjtSensor
+from mujoco import mjtConDataField, mjtJoint, mjtObj, mjtSensor
 
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import FOUND, HOME, add_ground
@@ -14,6 +14,10 @@ from mjfleet.tracking.config import TrackingConfig
 
 FAR = 1e3  # Where the range of a joint without limits ends, rad or m.
 TOUCH = "tracking/"  # Before the names of sensors that count contacts with the world.
+SELF = "tracking self"  # The sensor of the largest force between bodies of the robot.
+FORCE = (1 << int(mjtConDataField.mjCONDATA_FORCE), 2, 1)  # Of the contact with the largest one.
+OWN_BIT = 1 << 16
+"""The bit of contype and conaffinity by which shapes of a robot collide with each other."""
 
 
 def make_robot(path: Path, cfg: TrackingConfig) -> mujoco.MjModel:
@@ -40,13 +44,36 @@ def make_robot(path: Path, cfg: TrackingConfig) -> mujoco.MjModel:
                 spec.add_sensor(
                     name=f"{TOUCH}{name}", type=mjtSensor.mjSENS_CONTACT, **world, **subtree
                 )
+        if cfg.self_collision:
+            _collide(spec, cfg.self_collision)
         model = spec.compile()
         for i in range(model.nsensor):  # As in the last physics step: no contacts have to be found.
-            if model.sensor(i).name.startswith(TOUCH):
+            if model.sensor(i).name.startswith((TOUCH, SELF)):
                 model.sensor_needstage[i] = mujoco.mjtStage.mjSTAGE_ACC
     except (UserError, ValueError) as error:
         raise UserError(f"{path}: {error}") from None
     return model
+
+
+def _collide(spec: mujoco.MjSpec, names: tuple[str, ...]) -> None:
+    """Let bodies collide with each other, and measure the largest force between them.
+
+    A body collides by the shapes that collide with other things, or by all of them if none does.
+    """
+    for name in names:
+        if (body := spec.body(name)) is None:
+            raise UserError(f"--env.self-collision: the model has no body {name!r}.")
+        shapes = list(body.geoms)
+        for shape in [one for one in shapes if one.contype or one.conaffinity] or shapes:
+            shape.contype |= OWN_BIT
+            shape.conaffinity |= OWN_BIT
+    robot = spec.body(names[0])
+    while robot.parent != spec.worldbody:
+        robot = robot.parent
+    robot.name = robot.name or "root"
+    own = {"objname": robot.name, "refname": robot.name, "intprm": FORCE}
+    kinds = {"objtype": mjtObj.mjOBJ_XBODY, "reftype": mjtObj.mjOBJ_XBODY}
+    spec.add_sensor(name=SELF, type=mjtSensor.mjSENS_CONTACT, **own, **kinds)
 
 
 class Motors:

@@ -27,7 +27,10 @@ from mjfleet.quaternions import (
     two_columns,
 )
 from mjfleet.tracking.config import TrackingConfig
-from mjfleet.tracking.scene import TOUCH, Motors, make_robot
+from mjfleet.tracking.scene import SELF, TOUCH, Motors, make_robot
+
+PRESSED = 10.0
+"""Force between bodies of a robot beyond which they have collided, N."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class TrackingEnv(Env[TrackingConfig]):
         self.home = self.motors.pose
         names = [model.sensor(i).name for i in range(model.nsensor)]
         self.touches = [sim.sensor(name) for name in names if name.startswith(TOUCH)]
+        self.own_force = sim.sensor(SELF) if SELF in names else None
         self.seconds = self.add_state("seconds", persistent=False)
         """Time of the clip, which a viewer may write."""
         self.sought = self.add_state("sought", persistent=False)
@@ -251,6 +255,7 @@ class TrackingEnv(Env[TrackingConfig]):
             "action_rate": terms.action_rate(self.action, self.previous_action),
             "joint_limits": terms.joint_limits(joints, self.motors.low, self.motors.high),
             "touch": self.touched(),
+            "self_collision": self.collided(),
         }
 
     def touched(self) -> torch.Tensor:
@@ -259,6 +264,12 @@ class TrackingEnv(Env[TrackingConfig]):
             return torch.zeros_like(self.seconds)
         whole, *allowed = (found[:, 0].float() for found in self.touches)
         return (whole - sum(allowed)).clamp(min=0.0)
+
+    def collided(self) -> torch.Tensor:
+        """Return 1 where bodies of the robot press on each other, otherwise 0."""
+        if self.own_force is None:
+            return torch.zeros_like(self.seconds)
+        return (self.own_force.float().norm(dim=1) > PRESSED).float()
 
     def reward_weights(self) -> Mapping[str, float]:
         return {name: self.step_dt * weight for name, weight in vars(self.cfg.weights).items()}
