@@ -413,7 +413,9 @@ def test_a_run_that_was_stopped_before_it_began_is_stopped_and_one_that_goes_on_
     monkeypatch.chdir(tmp_path)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # As for a script's background job.
     try:
-        run = mjfleet.train("cartpole-balance", gpu_ids=None, background=True, quiet=True).stop()
+        run = mjfleet.train("cartpole-balance", gpu_ids=None, background=True, quiet=True)
+        assert (run.task, run.iteration) == ("cartpole-balance", 0)  # It has no file yet.
+        run.stop()
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

@@ -58,7 +58,7 @@ class CommandProcess:
     def __init__(
         self, arguments: Sequence[str], is_shown: bool, folder: Path | None = None
     ) -> None:
-        self._folder = folder
+        self.arguments, self._folder = arguments, folder
         sys.stdout.flush()
         wait_for_own_children()
         self._child = ChildProcess(

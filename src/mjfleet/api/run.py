@@ -50,13 +50,14 @@ class Run:
     def __init__(self, run: str | Path, log_root: str | Path = "logs") -> None:
         self.path = find_run(str(run), str(run), Path(log_root)).absolute()
         self._process: CommandProcess | None = None
-        record_of(self.path)
+        self._task = str(record_of(self.path)["task"])
 
     @classmethod
     def of_process(cls, process: CommandProcess, run_dir: Path, background: bool) -> "Run":
-        """Return the run that a process trains: at once in the background, or when it has ended."""
+        """Return the run that a process trains, by `train <task> ...`: at once in the background,
+        or when it has ended."""
         run = cls.__new__(cls)
-        run.path, run._process = run_dir.absolute(), process
+        run.path, run._process, run._task = run_dir.absolute(), process, process.arguments[1]
         return run if background else run._shown_until_it_ends()
 
     def __reduce__(self) -> tuple[type, tuple[Path]]:
@@ -82,7 +83,7 @@ class Run:
     @property
     def task(self) -> str:
         """The name of its task."""
-        return str(record_of(self.path)["task"])
+        return self._task
 
     @property
     def status(self) -> str:
