@@ -13,7 +13,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-from mjfleet.loggers.console_logger import ConsoleLogger
+from mjfleet.loggers.console_logger import ConsoleLogger, sparkline
 from mjfleet.loggers.logger import Row
 from mjfleet.utils.console import print_line
 
@@ -125,6 +125,12 @@ def test_a_terminal_that_goes_away_ends_the_view_alone(
         print_line("later")
         assert sys.stdout is terminal
     assert len(caplog.records) == 1
+
+
+def test_a_curve_leaves_out_what_cannot_be_drawn() -> None:
+    inf = float("inf")
+    assert sparkline([0.0, float("nan"), 1.0, inf, -inf, 1e300, 2.0]) == "▁▄█"
+    assert sparkline([float("nan")]) == ""
 
 
 def make_row(iteration: int, size: float, evaluated: float | None) -> Row:

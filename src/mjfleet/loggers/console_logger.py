@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mjfleet.loggers.logger import Row
+from mjfleet.runs.metrics_csv import TOO_LARGE
 from mjfleet.utils.console import discard, print_line
 
 REFRESH_SECONDS = 1.0  # Training waits while the view is drawn, for some milliseconds.
@@ -178,7 +179,11 @@ class LiveView(Progress):
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Return a run's values as a row of at most BARS bars, each the mean of consecutive values."""
+    """Return a run's values as a row of at most BARS bars, each the mean of consecutive values.
+
+    Numbers that are not finite, or too large to draw, are left out.
+    """
+    values = [value for value in values if abs(value) < TOO_LARGE]
     count = min(BARS, len(values))
     ends = [len(values) * i // count for i in range(count + 1)] if count else []
     means = [fmean(values[a:b]) for a, b in pairwise(ends)]

@@ -14,6 +14,7 @@ METRICS_FILE = "metrics.csv"
 METRICS_BYTES = 2**30
 TAIL_BYTES = 2**17  # With the last row.
 MAX_DIGITS = 12  # Digits of an iteration.
+TOO_LARGE = 1e30  # Numbers from which on nothing is drawn.
 Rows = Sequence[dict[str, str]]
 
 
@@ -94,7 +95,7 @@ def seconds_spent(rows: Rows) -> list[float]:
 def value(row: Mapping[str, str], column: str) -> float | None:
     """Return a finite number of a row, or None without one, or with one too large to draw."""
     number = float(row.get(column) or math.nan)
-    return number if abs(number) < 1e30 else None
+    return number if abs(number) < TOO_LARGE else None
 
 
 def _is_number_or_empty(field: str) -> bool:
