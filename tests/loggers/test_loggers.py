@@ -1,6 +1,7 @@
 """Metrics on their way to files, TensorBoard and W&B: the real packages, read back."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from mjfleet.config import AgentConfig, WandbConfig
 from mjfleet.loggers import logger_group, wandb_logger
+from mjfleet.loggers.csv_logger import CsvLogger
 from mjfleet.loggers.logger import Row
 from mjfleet.loggers.logger_group import LoggerGroup
 from mjfleet.loggers.tensorboard_logger import TensorBoardLogger
@@ -120,6 +122,29 @@ def test_columns_of_both_parts_are_kept_when_a_term_is_replaced(tmp_path: Path) 
     header, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert header == "iteration,old,kept,new,evaluated"
     assert lines == ["1,0.5,1.0,,", "2,,2.0,0.25,", "3,,3.0,,9.0", "4,,4.0,,"]
+
+
+def test_no_row_is_lost_if_a_file_with_a_new_column_cannot_be_opened_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file, refused = Path.open, []
+
+    def refuse_once(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        if mode == "ab" and not refused:
+            refused.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return open_file(path, mode, *rest, **more)
+
+    csv_file = CsvLogger(tmp_path / "metrics.csv", 0)
+    csv_file.write({"iteration": 1, "a": 0.5})
+    monkeypatch.setattr(Path, "open", refuse_once)
+    for row in ({"iteration": 2, "a": 1.0, "b": 2.0}, {"iteration": 3, "a": 1.5}):
+        csv_file.write(row)
+    csv_file.close()
+    assert refused
+    assert (tmp_path / "metrics.csv").read_text().split() == [
+        "iteration,a,b", "1,0.5,", "2,1.0,2.0", "3,1.5,",
+    ]  # fmt: skip
 
 
 FULL_DISK = """

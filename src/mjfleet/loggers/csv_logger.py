@@ -63,10 +63,11 @@ class CsvLogger:
         columns = list(dict.fromkeys((*columns, *names)))
         content = _text(columns, [dict(zip(columns, columns, strict=True)), *rows])
         write_atomically(self._path, lambda file: file.write(content))
+        file = self._path.open("ab", buffering=0)
         if self._file:
             self._file.close()
         self._columns = columns
-        return self._path.open("ab", buffering=0)
+        return file
 
 
 def _append(file: io.FileIO, data: bytes) -> None:
