@@ -214,6 +214,7 @@ def test_mistakes_are_answered(runs: dict[str, Path], run: Run, tmp_path: Path) 
         (["nowhere"], POISON, 2, "nowhere does not exist"),
         (["empty"], POISON, 2, "empty is no run directory"),
         (["run/checkpoints/model_2.pt"], POISON, 2, "is damaged or no checkpoint"),
+        (["run/metrics.csv"], POISON, 2, "is damaged or no checkpoint"),
         (["other/model_3.pt"], POISON, 2, "begin a run from it by `train <task> --resume`"),
         (["run", "--output", "other/policy.onnx"], POISON, 2, "not of an export of cartpole-bal"),
         (["run", "--output", "run/run.onnx"], POISON, 2, "run.json is not of an export"),

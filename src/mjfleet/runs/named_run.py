@@ -146,14 +146,15 @@ def find_trained(wanted: str, log_root: Path, task: str | None = None) -> NamedR
     `task` is what the user has typed, if anything. UserError if the run or file does not exist, is
     damaged, has no checkpoint, or is of another task.
     """
-    chosen = read_run(find_run(wanted, wanted, log_root, task=task), wanted, may_be_replaced=True)
+    path = find_run(wanted, wanted, log_root, task=task)
+    chosen = read_run(path, wanted, may_be_replaced=True).trained()
     if not (name := task or chosen.task):
         raise UserError(
             f"{chosen.path} does not name its task, and is in no run directory: begin a run from "
             "it by `train <task> --resume`, or play it by `play <task> --resume`."
         )
     check_task(chosen, name, "")
-    return replace(chosen.trained(), task=name)
+    return replace(chosen, task=name)
 
 
 def check_task(run: NamedRun, task: str, flag: str) -> None:
