@@ -259,6 +259,8 @@ def test_a_fork_is_planned_with_the_task_of_today(
         (["sky", "--volume", "runs", "--", "train", TASK], "H100"),
         (["sky", "--volume", "runs", "--gpus", "0", "--", "train", TASK], "--image"),
         (["slurm", "--", "train", TASK, "--per-run", "2"], "add --seeds"),
+        (["slurm", "--gpus", "1", "--", "train", TASK, "--cpu-workers", "4"], "on the CPU"),
+        (["slurm", "--gpus", "2", "--", "train", TASK, "--gpu-ids", "0"], "--gpu-ids in the"),
     ],
 )
 def test_a_mistake_is_answered_before_anything_is_submitted(

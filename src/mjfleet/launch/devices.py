@@ -157,6 +157,7 @@ def _check_started(what: str, devices: int, started: int | None) -> None:
     """Refuse a number of started workers that differs from the number of devices."""
     if started is not None and devices != started:
         raise UserError(
-            f"{what} is for {devices} worker{'s' * (devices > 1)} on this host, but {started} were "
-            "started (LOCAL_WORLD_SIZE): the two numbers must be equal."
+            f"{what} is for {devices} worker{'s' * (devices > 1)} on this host, but {started} "
+            f"{'was' if started == 1 else 'were'} started (LOCAL_WORLD_SIZE): the two numbers must "
+            "be equal."
         )

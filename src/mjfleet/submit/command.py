@@ -196,9 +196,17 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
         config, runs = study.config, study.most
     elif config.per_run is not None and not runs:
         raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")
-    gpus = arguments.gpus
+    gpus, wants = arguments.gpus, int(needs_gpus(config))
+    wants = len(config.gpu_ids) if isinstance(config.gpu_ids, list) else wants
     if gpus is None:
-        gpus = len(config.gpu_ids) if isinstance(config.gpu_ids, list) else int(needs_gpus(config))
+        gpus = wants
+    if gpus and not wants:
+        raise UserError(f"--gpus {gpus}: the command trains on the CPU; leave it out.")
+    if gpus and isinstance(config.gpu_ids, list) and gpus != wants and not runs:
+        raise UserError(
+            f"--gpus {gpus}: --gpu-ids in the command lists {wants}, one for each worker; leave "
+            "one of the two out."
+        )
     if not gpus and needs_gpus(config):
         config = replace(config, gpu_ids=None)
         job_command = [*without_fields(job_command, ["gpu_ids"]), "--gpu-ids", "None"]
