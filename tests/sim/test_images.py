@@ -204,7 +204,8 @@ def test_images_that_do_not_fit_in_memory_are_one_message_with_the_number_that_d
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = 9 * 10 * (4 + 4 + 4 + 3)  # Of depth and colours, in the renderer and as copies.
-    total = 2 * image + image // 2
+    tree = 112 * int((sim.model.geom_group <= 2).sum())
+    total = 3 * (image + tree) - 1
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
     with pytest.raises(UserError, match=r"images need at least .* environments 2 would fit: lower"):
         sim.images("fixed", 9, 10, ("depth", "rgb"))

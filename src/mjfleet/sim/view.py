@@ -14,6 +14,9 @@ ImageKind = Literal["depth", "rgb", "segmentation"]
 
 PIXEL_BYTES = {"depth": 4 + 4, "rgb": 4 + 3, "segmentation": 8 + 8}
 """What a pixel takes in the renderer, and in the images that are returned."""
+GEOM_BYTES = 28 + 84
+"""What a geom takes in the tree that rays search: in mujoco_warp's arrays, and measured in Warp's
+BVH."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,14 @@ class View:
     kinds: tuple[ImageKind, ...]
     groups: tuple[bool, ...]
     """For each of MuJoCo's geom groups whether its geoms are seen."""
+    num_geoms: int
+    """How many are."""
 
     @property
     def nbytes(self) -> int:
-        """The least that a world's images take."""
-        return self.width * self.height * sum(PIXEL_BYTES[kind] for kind in self.kinds)
+        """The least that a world takes in the renderer and in its images."""
+        pixels = self.width * self.height * sum(PIXEL_BYTES[kind] for kind in self.kinds)
+        return pixels + self.num_geoms * GEOM_BYTES
 
 
 def make_view(
@@ -59,7 +65,8 @@ def make_view(
     if not seen.any():
         used = ", ".join(map(str, np.unique(model.geom_group))) or "none"
         raise UserError(f"no geom to see is in the groups {groups}; there are some in: {used}.")
-    return View(names.index(camera), width, height, tuple(dict.fromkeys(kinds)), groups)
+    chosen = tuple(dict.fromkeys(kinds))
+    return View(names.index(camera), width, height, chosen, groups, int(seen.sum()))
 
 
 def check_kinds(kinds: Sequence[str], known: Sequence[str]) -> None:
