@@ -61,6 +61,17 @@ def make_of(text: str, name: str = "robot", kind: str = "xml") -> Path:
     return make(name, f"robot.{kind}")
 
 
+def two_links(one: str, other: str, is_arm: bool = True) -> str:
+    """Return an MJCF with two hinges of these names, one after the other or side by side."""
+    link = '<joint axis="0 0 1" range="-90 90" name="{}"/><geom size=".02" fromto="0 0 0 .2 0 0"/>'
+    first, second = (link.format(name).replace(' name=""', "") for name in (one, other))
+    between = "" if is_arm else "</body>"
+    return f"""<mujoco><default><geom type="capsule"/></default><worldbody>
+      <body name="frame" pos="0 0 0.5"><geom type="sphere" size="0.02"/>
+        <body name="left" pos="0 0.1 0">{first}{between}
+          <body pos="0.2 0 0">{second}</body>{"</body>" * is_arm}</body></worldbody></mujoco>"""
+
+
 def model_of(folder: Path) -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_path(str(folder / "model.xml"))
 
@@ -443,6 +454,24 @@ def test_a_urdf_is_read_in_the_encoding_that_it_names() -> None:
     assert model_of(make("cart", "robot.urdf")).nu == 4
 
 
+def test_names_of_any_characters_become_a_task_that_steps(output: Output) -> None:
+    site = '<site name="to\\ol&quot;s"/></body></body></body>'
+    steps = ("--actions", "zero", "--episodes", "1", "--env.num-envs", "1")
+    make_of(two_links("关节, 1", "ellbö").replace("</body></body></body>", site))
+    output("play", "robot", *steps)
+    make_of(two_links("关节, 1", "ellbö", is_arm=False), "pose")
+    output("play", "pose", *steps)
+
+
+def test_what_has_no_name_gets_one_that_nothing_else_has() -> None:
+    robot = two_links("joint_1", "", is_arm=False).replace('"left"', '"body_2"')
+    motors = '<actuator><motor joint="joint_1" name="actuator_1"/><motor joint="joint_1_"/>'
+    model = model_of(make_of(robot.replace("</mujoco>", f"{motors}</actuator></mujoco>")))
+    assert [model.body(i).name for i in range(1, 4)] == ["frame", "body_2", "body_2_"]
+    assert [model.joint(i).name for i in range(2)] == ["joint_1", "joint_1_"]
+    assert [model.actuator(i).name for i in range(2)] == ["actuator_1", "actuator_1_"]
+
+
 def test_what_is_written_is_formatted_and_has_no_lint(tmp_path: Path) -> None:
     for name, file in write_robots(tmp_path / "sources").items():
         make(name, file)
@@ -582,6 +611,10 @@ REFUSALS: dict[str, tuple[str, Change, str]] = {
                      'qpos="0 1 2"/></keyframe></mujoco>')),
         "the keyframe `up` has 3 numbers in qpos; there must be 12"
     ),
+    "nothing that moves": (
+        "robot.xml", text_of("robot.xml", "<mujoco><worldbody><body/></worldbody></mujoco>"),
+        "no body has a joint"
+    ),
     "xacro": (
         "robot.urdf.xacro", text_of("robot.urdf.xacro", BIPED),
         r"it must be MJCF \(.xml\) or URDF \(.urdf\), to which xacro"
@@ -611,6 +644,9 @@ def test_a_flag_names_the_robot_that_is_meant(tmp_path: Path, refusal: Refusal) 
     Path("robot.xml").write_text(three)
     message = refusal("new-task", "hand", "--from", "robot.xml", "--robot", "hand")
     assert "--robot is 'hand'; it must be one of body, palm, third" in message
+    Path("cube.xml").write_text('<mujoco><worldbody><geom size="1"/></worldbody></mujoco>')
+    none = refusal("new-task", "hand", "--from", "cube.xml", "--robot", "hand")
+    assert "no body has a joint other than a free one" in none
     assert "--robot chooses a robot of a file" in refusal("new-task", "hand", "--robot", "palm")
     assert run_here("new-task", "hand", "--from", "robot.xml", "--robot", "palm") == 0
     model = model_of(tmp_path / "tasks/hand")

@@ -10,7 +10,7 @@ from mjfleet.legged.scene import check_joints
 from mjfleet.parts.variation import position_actuators
 from mjfleet.tools.from_model.actuators import WHEEL_SPEED, torque_guess, torque_of_file
 from mjfleet.tools.from_model.random_poses import random_poses
-from mjfleet.tools.from_model.robot import Robot
+from mjfleet.tools.from_model.robot import Robot, unused
 
 ON_JOINT = int(mjtTrn.mjTRN_JOINT), int(mjtTrn.mjTRN_JOINTINPARENT)
 
@@ -27,7 +27,7 @@ def limit_controls(robot: Robot) -> None:
     for i, actuator in enumerate(robot.spec.actuators):
         if robot.model.actuator_ctrllimited[robot.model.actuator_ctrladr[i]]:
             continue
-        actuator.name = actuator.name or f"actuator_{i}"
+        actuator.name = actuator.name or unused(f"actuator_{i}", robot.spec.actuators)
         if ends := _range(robot, i, (float(lengths[:, i].min()), float(lengths[:, i].max()))):
             actuator.ctrllimited, actuator.ctrlrange = True, ends
             given.append(f"`{actuator.name}` {ends[0]:.3g} to {ends[1]:.3g}")

@@ -1,5 +1,6 @@
 """Moves a robot's motors and writes down what they reach: the goals of its task."""
 
+import csv
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +89,9 @@ def write_goals(robot: Robot, path: Path) -> int:
         )
     home = measured.read(robot.data)
     order = np.square((rows - home) / ranges).sum(axis=1).argsort()
-    np.savetxt(path, rows[order][:, moves], "%.4g", ",", header=",".join(names), comments="")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerow(names)  # Quotes a comma in a name.
+        np.savetxt(file, rows[order][:, moves], "%.4g", ",")
     return len(names)
 
 

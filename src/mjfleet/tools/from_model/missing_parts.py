@@ -9,7 +9,7 @@ from mjfleet.tools.from_model.actuators import drive, resting_controls
 from mjfleet.tools.from_model.control_ranges import limit_controls
 from mjfleet.tools.from_model.home_pose import write_home
 from mjfleet.tools.from_model.physics_step import longest_step
-from mjfleet.tools.from_model.robot import Robot
+from mjfleet.tools.from_model.robot import Robot, unused
 
 
 def add_missing_parts(robot: Robot, chosen: str | None = None) -> None:
@@ -21,7 +21,8 @@ def add_missing_parts(robot: Robot, chosen: str | None = None) -> None:
     """
     for kind, elements in (("body", robot.spec.bodies[1:]), ("joint", robot.spec.joints)):
         for number, element in enumerate(elements):
-            element.name = element.name or f"{kind}_{number}"  # Actuators and messages name them.
+            # Actuators and messages name them.
+            element.name = element.name or unused(f"{kind}_{number}", elements)
     if chosen is not None:
         robot.keep_only(chosen)
     _add_scene(robot)
@@ -101,7 +102,7 @@ def _let_it_stand(robot: Robot) -> None:
         robot.questions.append(f"Does the robot stand on {ends}? The file fixes it to the world.")
         return
     body = robot.spec.body(robot.base)
-    body.add_freejoint(name=f"{robot.base}_free")
+    body.add_freejoint(name=unused(f"{robot.base}_free", robot.spec.joints))
     if key := robot.spec.key(HOME):
         key.qpos, key.qvel = [*body.pos, *body.quat, *key.qpos], []
     robot.added.append(f"a free joint of `{robot.base}`, since the robot stands on {ends}")
@@ -156,7 +157,7 @@ def _foot(robot: Robot, low: list[int]) -> str:
     if len(low) > 1 or len(solid) == 1:
         return body.name
     geom = next(geom for geom in solid if geom.id == low[0])
-    geom.name = geom.name or f"{body.name}_foot"
+    geom.name = geom.name or unused(f"{body.name}_foot", robot.spec.geoms)
     return geom.name
 
 
@@ -167,7 +168,8 @@ def _tool(robot: Robot, last: int) -> str:
     body = model.body(hand[-1])
     sites = [model.site(i).name for i in range(model.nsite) if model.site_bodyid[i] in hand]
     if not (sites := [name for name in sites if name]):
-        sites, place = [f"{body.name}_tool"], body.ipos if len(hand) == 1 else (0, 0, 0)
+        sites = [unused(f"{body.name}_tool", robot.spec.sites)]
+        place = body.ipos if len(hand) == 1 else (0, 0, 0)
         robot.spec.body(body.name).add_site(name=sites[0], pos=place, group=4)
         robot.added.append(f"the site `{sites[0]}`, in the last body")
     robot.questions.append(f"Is the site `{sites[-1]}` what the arm should bring somewhere?")

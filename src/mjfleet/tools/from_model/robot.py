@@ -1,6 +1,8 @@
 """What is known of a robot's model while it is completed."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -131,10 +133,16 @@ class Robot:
         return shared if len(shared) > 1 else []
 
 
+def unused(name: str, elements: Iterable[Any]) -> str:
+    """Return a name that none of the elements has: this one, or with underscores behind it."""
+    taken = {element.name for element in elements}
+    while name in taken:
+        name += "_"
+    return name
+
+
 def _only_root(model: mujoco.MjModel) -> int:
     roots = _roots(model)
-    if not roots:
-        raise UserError("no body has a joint other than a free one; there is nothing to move.")
     if len(roots) > 1:
         names = ", ".join(repr(name) for name in roots)
         raise UserError(
@@ -145,6 +153,11 @@ def _only_root(model: mujoco.MjModel) -> int:
 
 
 def _roots(model: mujoco.MjModel) -> dict[str, int]:
-    """Return the bodies on the world with joints, other than a free one, in what they hold."""
+    """Return the bodies on the world with joints, other than a free one, in what they hold.
+
+    UserError if there are none.
+    """
     bodies = model.jnt_bodyid[model.jnt_type != FREE]
+    if not len(bodies):
+        raise UserError("no body has a joint other than a free one; there is nothing to move.")
     return {model.body(root).name: root for root in np.unique(model.body_rootid[bodies]).tolist()}

@@ -1,5 +1,6 @@
 """Writes the folder of a task for a robot's own model. Imports MuJoCo."""
 
+import shlex
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -57,7 +58,8 @@ def write_task(
         except (UserError, ValueError) as error:
             text = in_a_sentence(error, robot.spec).replace(f"{place}/", "")
             raise UserError(f"{file}: {text}") from None
-        values |= {"Class": class_name, "file": file.name, "commands": commands, "folder": folder}
+        values |= {"Class": class_name, "file": file.name, "commands": commands}
+        values["model"] = shlex.quote(f"{folder}/model.xml")
         loader = jinja2.FileSystemLoader(Path(__file__).with_name("templates"))
         templates = jinja2.Environment(loader=loader, keep_trailing_newline=True)
         kind = "legged_" if values["kind"] == "legged" else ""
