@@ -57,10 +57,17 @@ class LegEnv(PlainEnv):
         return self.deployed
 
 
-def build(text: str) -> LegEnv:
+class PushedEnv(LegEnv):
+    """What forces move: its model needs no actuator."""
+
+    def count_actions(self) -> int:
+        return 2
+
+
+def build(text: str, kind: type[LegEnv] = LegEnv) -> LegEnv:
     model = mujoco.MjModel.from_xml_string(text)
     cfg = EnvConfig(num_envs=1, decimation=5)
-    env = LegEnv(cfg, make_simulation("native", model, 1), seed=1)
+    env = kind(cfg, make_simulation("native", model, 1), seed=1)
     env.deployed = {}
     return env
 
@@ -184,6 +191,13 @@ def test_each_transmission_has_the_gear_that_it_uses_or_none() -> None:
     # Two actuators have several controls: a vector of rotation, a position and a speed.
     ranges = [[-1, 1], [-1, 3], [-1, 1], None, [-1, 1], [-2, 2], [-1, 1], None, None, [0, 1]]
     assert known["control_ranges"] == [*ranges, *3 * [[-1, 1]], [-1, 1], None]
+
+
+def test_a_model_without_actuators_has_empty_lists() -> None:
+    start, end = MODEL.index("<actuator>"), MODEL.index("<keyframe>")
+    known = describe(build(MODEL[:start] + MODEL[end:], PushedEnv), ("actor",))
+    assert (known["action_size"], known["actuator_names"], known["kp"]) == (2, [], [])
+    assert known["control_ranges"] == known["default_pose"] == []
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,11 @@ from mjfleet.env.step_recorder import RECORDED_FIELDS
 from mjfleet.errors import UserError
 
 HOME = "home"  # Name of the keyframe that holds the default pose.
+ENTRIES = (
+    "actuator_names", "actuator_kinds", "joint_names", "default_pose", "kp", "kv", "gear",
+    "torque_limits",
+)  # fmt: skip
+"""Of each actuator."""
 JOINT_KINDS = mjtTrn.mjTRN_JOINT, mjtTrn.mjTRN_JOINTINPARENT
 JOINT_AXES = {mjtJoint.mjJNT_BALL: 3, mjtJoint.mjJNT_FREE: 6}
 OTHER_AXES = {mjtTrn.mjTRN_TENDON: 1, mjtTrn.mjTRN_SLIDERCRANK: 1, mjtTrn.mjTRN_SITE: 6}
@@ -91,7 +96,7 @@ def _actuators(model: mujoco.MjModel) -> dict[str, list[Any] | None]:
     Ranges of controls are in the order of the controls: an actuator may have several.
     """
     rows = [_actuator(model, i) for i in range(model.nactuator)]
-    entries: dict[str, list[Any] | None] = {k: [row[k] for row in rows] for k in rows[0]}
+    entries: dict[str, list[Any] | None] = {k: [row[k] for row in rows] for k in ENTRIES}
     if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, HOME) < 0:
         entries["default_pose"] = None
     ranges = zip(model.actuator_ctrlrange.tolist(), model.actuator_ctrllimited, strict=True)
