@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import mujoco
@@ -83,6 +84,16 @@ def test_an_arm_is_seen_by_the_models_camera_though_something_else_moves_freely(
     render(StateRecording("arm", 10.0, pack_model(model), steps), tmp_path / "arm.mp4")
     first, last = read_video(tmp_path / "arm.mp4")
     assert change(first, last) < 0.1
+
+
+@needs_drawing
+def test_each_arrow_is_drawn_though_there_are_more_of_them_than_colours(tmp_path: Path) -> None:
+    recording = box()
+    arrows = {f"arrow/{i}": 0 * recording.steps["arrow/command"] for i in range(4)}
+    steps = arrows | recording.steps
+    render(replace(recording, steps=steps), tmp_path / "box.mp4")
+    first, pointed, _ = read_video(tmp_path / "box.mp4")
+    assert change(first, pointed) > 0.03
 
 
 @needs_drawing

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator
 from fractions import Fraction
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def pictures(recording: StateRecording) -> Iterator[Image.Image]:
     data, camera, ghost = mujoco.MjData(model), _camera(model), mujoco.MjData(model)
     renderer = mujoco.Renderer(model, height, width)
     names = [name for name in steps if name.startswith(ARROW)]
-    arrows = list(zip(names, ARROW_COLOURS, strict=False))
+    arrows = list(zip(names, cycle(ARROW_COLOURS), strict=False))
     captions = [(name.removeprefix(ARROW), colour) for name, colour in arrows]
     for step, seconds in enumerate(times):
         picture = Image.new("RGB", (WIDTH, HEIGHT))
