@@ -191,6 +191,11 @@ def test_all_heights_are_scaled() -> None:
     assert low.origins[..., 2] == pytest.approx(0.5 * plain.origins[..., 2])
 
 
+def test_a_seed_below_0_is_refused() -> None:
+    with pytest.raises(UserError, match="terrain-seed is -1; it must be between 0 and"):
+        RoughVelocityConfig(terrain_seed=-1)
+
+
 def test_any_number_of_levels_and_columns() -> None:
     small = make_terrain(levels=2, columns=9)
     assert small.origins.shape == (2, 9, 3)

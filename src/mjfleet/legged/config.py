@@ -17,6 +17,7 @@ from mjfleet.config import (
     Task,
 )
 from mjfleet.config.validation import (
+    MAX_COUNT,
     ORDERED,
     Checked,
     Count,
@@ -26,6 +27,7 @@ from mjfleet.config.validation import (
     PositiveRange,
     Range,
     Rule,
+    between,
     check,
 )
 
@@ -189,7 +191,7 @@ class RoughVelocityConfig(VelocityConfig):
     """Number of levels, from the easiest on, at which environments begin."""
     terrain_scale: Positive = 1.0
     """Factor of all heights of the ground, which suit legs of 0.4 m."""
-    terrain_seed: int = 0
+    terrain_seed: Annotated[int, between(0, MAX_COUNT)] = 0
     """Seed from which the ground is generated."""
     nconmax: int | None = 48
     """Contacts per environment that the warp engine has room for."""
