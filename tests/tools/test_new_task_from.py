@@ -472,6 +472,17 @@ def test_what_has_no_name_gets_one_that_nothing_else_has() -> None:
     assert [model.actuator(i).name for i in range(2)] == ["actuator_1", "actuator_1_"]
 
 
+def test_a_wall_is_no_ground() -> None:
+    wall = '<geom name="wall" type="plane" size="1 1 0.1" pos="2 0 0" zaxis="-1 0 0"/>'
+    robot = two_links("one", "other").replace("<worldbody>", f"<worldbody>{wall}")
+    folder = make_of(robot)
+    model, data = model_of(folder), mujoco.MjData(model_of(folder))
+    mujoco.mj_kinematics(model, data)
+    up = {model.geom(i).name: data.geom_xmat[i, 8] for i in range(2)}
+    assert up == pytest.approx({"wall": 0.0, "floor": 1.0})
+    assert "has beside the robot, `wall`, needed?" in (folder / "README.md").read_text()
+
+
 def test_what_is_written_is_formatted_and_has_no_lint(tmp_path: Path) -> None:
     for name, file in write_robots(tmp_path / "sources").items():
         make(name, file)

@@ -159,7 +159,7 @@ def add_ground(spec: mujoco.MjSpec, height: float, terrain: Terrain | None = Non
         if terrain is None:
             return
         spec.delete(spec.geom(FLOOR))
-    elif any(geom.type == mujoco.mjtGeom.mjGEOM_PLANE for geom in spec.worldbody.geoms):
+    elif level_planes(spec):
         raise UserError(f"the model has ground of its own, whose name must be {FLOOR!r}.")
     _set_view(spec, height, is_rough=terrain is not None)
     floor = spec.worldbody.add_geom(
@@ -168,6 +168,15 @@ def add_ground(spec: mujoco.MjSpec, height: float, terrain: Terrain | None = Non
     )  # fmt: skip
     if terrain:
         terrain.put_into(spec, floor)
+
+
+def level_planes(spec: mujoco.MjSpec) -> list[mujoco.MjsGeom]:
+    """Return the planes of the worldbody that may be ground: those that are no walls."""
+    kind = mujoco.mjtGeom.mjGEOM_PLANE
+    if not (planes := [geom for geom in spec.worldbody.geoms if geom.type == kind]):
+        return []
+    _, x, y, _ = spec.compile().geom_quat[[plane.id for plane in planes]].T
+    return [plane for plane, up in zip(planes, 1 - 2 * (x**2 + y**2), strict=True) if up > 0.7]
 
 
 def _set_view(spec: mujoco.MjSpec, height: float, is_rough: bool) -> None:

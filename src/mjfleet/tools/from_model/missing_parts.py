@@ -4,7 +4,7 @@ import mujoco
 import numpy as np
 
 from mjfleet.errors import UserError
-from mjfleet.legged.scene import FLOOR, HOME, add_ground, add_sensors
+from mjfleet.legged.scene import FLOOR, HOME, add_ground, add_sensors, level_planes
 from mjfleet.tools.from_model.actuators import drive, resting_controls
 from mjfleet.tools.from_model.control_ranges import limit_controls
 from mjfleet.tools.from_model.home_pose import write_home
@@ -54,7 +54,7 @@ def _add_scene(robot: Robot) -> None:
     model = spec.compile()
     size = float(model.stat.extent)
     plane = mujoco.mjtGeom.mjGEOM_PLANE
-    ground = next((geom for geom in spec.worldbody.geoms if geom.type == plane), None)
+    ground = next(iter(level_planes(spec)), None)
     if floor := spec.geom(FLOOR):
         if floor.type != plane or model.body_weldid[model.geom_bodyid[floor.id]]:
             must = "a plane that does not move"
