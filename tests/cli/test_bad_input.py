@@ -95,7 +95,18 @@ def test_an_empty_name_of_a_folder_is_refused(refusal: Refusal) -> None:
         ["mjfleet", "plot", RUN_DIR, "--log-root"],
     ):
         assert f"{words[-1]} is ''" in refusal(*words, "")
-    refusal("play", "cartpole-balance", "--resume", "")
+
+
+def test_an_empty_name_of_a_file_a_run_or_a_host_is_refused(refusal: Refusal) -> None:
+    clip = ["mjfleet", "clip", "show", "walk.csv", "--robot", "g1-tracking"]
+    for words in (
+        *(["play", "cartpole-balance", flag] for flag in ("--resume", "--output", "--video")),
+        *(["play", "cartpole-balance", "--actions", "zero", flag] for flag in ("--clip", "--host")),
+        *(["mjfleet", "export", RUN_DIR, flag] for flag in ("--output", "--clip")),
+        *([*clip, flag] for flag in ("--video", "--plot")),
+    ):
+        assert f"{words[-1]} is ''; it must be a name" in refusal(*words, "")
+    assert "it must be a name" in refusal("mjfleet", "export", "")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,9 @@ def class_or(*names: str) -> Rule:
     return Rule(lambda v: v in names or is_class_path(v), " or ".join((*names, own)))
 
 
+NAME = Rule(lambda v: v.strip() != "", "a name, not an empty text")
+Name = Annotated[str, NAME]
+OptionalName = Annotated[str | None, optional(NAME)]
 FOLDER = Rule(lambda v: v.strip() != "" and "\0" not in v, "the name of a folder")
 Folder = Annotated[str, FOLDER, Kind.PLACEMENT]
 OptionalFolder = Annotated[str | None, optional(FOLDER), Kind.PLACEMENT]

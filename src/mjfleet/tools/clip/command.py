@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mjfleet.config.flags import HELP, parse_flags
-from mjfleet.config.validation import Checked, OptionalFolder, Positive
+from mjfleet.config.validation import Checked, OptionalFolder, OptionalName, Positive
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.tools.output_file import check_output
@@ -42,9 +42,9 @@ class ClipArguments(Checked):
 class ShowArguments(ClipArguments):
     """Say how long a clip is and where it goes; draw it."""
 
-    video: str | None = None
+    video: OptionalName = None
     """MP4 file to write: the robot in the clip's poses."""
-    plot: str | None = None
+    plot: OptionalName = None
     """PNG, SVG or PDF file to write: the joints over time."""
 
 

@@ -15,7 +15,7 @@ import tyro
 
 from mjfleet.config import TrainConfig
 from mjfleet.config.flags import parse_flags
-from mjfleet.config.validation import Checked, Folder, OptionalFolder
+from mjfleet.config.validation import NAME, Checked, Folder, OptionalFolder, OptionalName
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import about
 from mjfleet.runs.pretrained import PLAYED, recorded_in
@@ -49,7 +49,7 @@ FORMATS = {
 class ExportArguments(Checked):
     """Write a trained policy, its normaliser included, as a file that runs without mjfleet."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN"), NAME]
     """Run directory (its newest checkpoint), checkpoint, part of a run's name, `latest`, or a run
     on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`; or the file of a pretrained
     policy."""
@@ -57,9 +57,9 @@ class ExportArguments(Checked):
     """Format of the file. `mjlab`: ONNX that also returns the frames of a clip, as mjlab's does.
     `pretrained`: a checkpoint of the policy alone for `play --pretrained`, which a task's folder
     holds as pretrained/<task>.pt."""
-    clip: str | None = None
+    clip: OptionalName = None
     """The one clip that is exported with a policy that follows several; `None`: all."""
-    output: str | None = None
+    output: OptionalName = None
     """File to write, and others beside it; `None`: exported/policy.onnx (.pt) in the run, or for a
     pretrained policy below the current folder."""
     pretrained: bool = False

@@ -15,8 +15,10 @@ from mjfleet.config.validation import (
     MAX_COUNT,
     Checked,
     Folder,
+    Name,
     OptionalCount,
     OptionalFolder,
+    OptionalName,
     Positive,
     between,
 )
@@ -44,7 +46,7 @@ VIEWER_MAX_ENVS = {"native": 1, "web": 16, None: 64}  # By viewer; the native on
 class PlayArguments(Checked):
     """Play whole episodes, each from a reset, with the mean action of a trained policy."""
 
-    resume: str | None = None
+    resume: OptionalName = None
     """Run directory, checkpoint, part of a run's name, `latest` (the task's newest run), or a run
     on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
     pretrained: bool = False
@@ -53,21 +55,21 @@ class PlayArguments(Checked):
     """`zero` or `random` (standard normal) actions instead of a policy's."""
     episodes: OptionalCount = None
     """Episodes in total, rounded up to the same number in each environment; `None`: one in each."""
-    output: str | None = None
+    output: OptionalName = None
     """JSON file to write: the numbers of the table."""
-    clip: str | None = None
+    clip: OptionalName = None
     """Name of the one clip to follow, of those with which the policy was trained."""
     terminations: bool = True
     """Whether episodes end where the robot has failed."""
-    video: str | None = None
+    video: OptionalName = None
     """MP4 file to write: the first environments, from the beginning of their first episodes."""
     video_seconds: Positive = 10.0
     """Simulated seconds that the video shows."""
-    camera: str | None = None
+    camera: OptionalName = None
     """Show beside the scene what this camera of the task sees, in a viewer or a video."""
     viewer: Viewer | None = None
     """Show episodes in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
-    host: str = "localhost"
+    host: Name = "localhost"
     """Address of the web viewer: for this machine alone, or 0.0.0.0 for all that can reach it."""
     port: Annotated[int, between(1, 64000)] = 8080
     """Port of the web viewer, or the next free one."""
