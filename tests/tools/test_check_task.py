@@ -369,6 +369,16 @@ def test_engines_that_disagree_are_found_by_the_command(
     assert len(mistakes) <= 3
 
 
+def test_a_method_with_other_arguments_is_a_mistake_before_anything_runs(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_arm(here, ("def rewards(self)", "def rewards(self, action)"))
+    capsys.readouterr()
+    assert mjfleet(["check-task", "arm"]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("mistake: ArmEnv.rewards(): missing a required argument: 'action'; ")
+
+
 def test_what_a_task_accepts_is_a_note_with_its_reason_and_nothing_else_is(
     here: Path, printed: Output
 ) -> None:

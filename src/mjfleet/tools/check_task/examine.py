@@ -25,6 +25,8 @@ WORLDS = 32
 def examine(found: FoundTask, device: str) -> dict[str, str]:
     """Return lines with the kind of each: a `mistake`, a `warning` of what may be one, or a `note`
     of what the task accepts. Print which engine runs."""
+    if unfit := list(state_checks.unfit_methods(found.load(found.task.env_class))):
+        return dict.fromkeys(unfit, "mistake")
     checks = {"native on cpu": on_native(found), f"warp on {device}": on_warp(found, device)}
     lines = dict[str, str]()
     for where, findings in checks.items():

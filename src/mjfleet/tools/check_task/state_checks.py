@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,17 @@ def undeclared(subject: Subject) -> Iterator[Finding]:
             "step, no checkpoint holds that: declare what changes by self.add_state in setup()",
             is_sure=False,
         )
+
+
+def unfit_methods(kind: type[Any]) -> Iterator[str]:
+    """Find methods that cannot be called as mjfleet calls them, before any of them is."""
+    hooks = {name: getattr(EnvContract, name) for name in vars(EnvContract) if name[0] != "_"}
+    for name, hook in filter(lambda item: callable(item[1]), hooks.items()):
+        given = signature(hook)
+        try:
+            signature(getattr(kind, name)).bind(*given.parameters)
+        except TypeError as error:
+            yield f"{kind.__name__}.{name}(): {error}; mjfleet calls it as {name}{given}"
 
 
 def misspelt_methods(subject: Subject) -> Iterator[Finding]:
