@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,6 +43,8 @@ def read_space(tried: Sequence[str], config: TrainConfig) -> tuple[Space, dict[s
         try:
             if not decides_learning(name):
                 raise UserError(f"{name} does not decide what is learned.")
+            if name in space:
+                raise UserError(f"{name} is there twice: put all its values into one list.")
             space[name], typed[name] = _distribution(name, text.strip(), config), text
         except (UserError, ValueError) as error:
             raise UserError(f"--try {item}: {in_a_line(error)}") from None
@@ -82,11 +85,13 @@ def _distribution(name: str, text: str, config: TrainConfig) -> Distribution:
     if found := RANGE.fullmatch(text):
         *ends, how = found.groups()
         low, high = (as_field(int(end) if end.is_integer() else end) for end in map(float, ends))
-        is_log, step = how == "log", None if how in (None, "log") else how
+        is_log, step = how == "log", None if how in (None, "log") else _step(how)
         if isinstance(low, float):
-            return FloatDistribution(low, high, log=is_log, step=float(step) if step else None)
+            return FloatDistribution(low, high, log=is_log, step=step)
         if type(low) is not int:
             raise UserError("the field is no number; give a list of values, such as a,b.")
+        if step and not step.is_integer():
+            raise UserError("the field has whole numbers, so its step must be one, too.")
         return IntDistribution(low, high, log=is_log, step=int(step or 1))
     try:
         values = yaml.safe_load(f"[{text}]")
@@ -96,3 +101,14 @@ def _distribution(name: str, text: str, config: TrainConfig) -> Distribution:
         raise UserError(f"it must be {FORMS}.")
     typed = (as_field(None if value == "None" else value) for value in values)
     return CategoricalDistribution([*dict.fromkeys(typed)])
+
+
+def _step(text: str) -> float:
+    """Return the step of a range; UserError if it is none."""
+    try:
+        step = float(text)
+    except ValueError:
+        step = math.nan
+    if not 0.0 < step < math.inf:
+        raise UserError(f"the step {text} must be a number greater than 0, or `log`.")
+    return step
