@@ -17,6 +17,7 @@ import yaml
 from mjfleet.errors import UserError
 from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.command import sweep
+from mjfleet.sweep.study import _open_storage, place_in
 
 from ..conftest import MODULES, PATIENCE, Output, Refusal, Run, changed, only_run, rows
 
@@ -40,6 +41,7 @@ SPACE = ("--try", f"{RATE}=1e-4..1e-2:log", "agent.algorithm.gamma=0.9,0.95")
         ([*SPACE, "--storage", "sqlite:////nowhere/s.db"], "--storage"),
         ([*SPACE, "--hosts", "a", "b"], "--storage"),
         (["--resume", "nothing"], "nothing"),
+        (["--try", f"{RATE}=1,2", f"{RATE}=3"], f"{RATE} is there twice"),
     ],
 )
 def test_mistakes_get_one_message_and_nothing_is_created(
@@ -54,15 +56,31 @@ def test_mistakes_get_one_message_and_nothing_is_created(
         ("nowhere/trials.db", "/nowhere is not there"),
         ("sqlite:///nowhere/trials.db?timeout=60", "/nowhere is not there"),
         ("nothing://host/trials", "nothing"),
+        ("postgresql://me@host:port/trials", "port"),
+        ("sqlite://", "name a file"),
+        ("notes.txt", "no record of trials"),
+        ("run.json", "no record of trials"),
     ],
 )
 @pytest.mark.parametrize("plan", [(), ("--dry-run",)])
 def test_a_storage_in_a_place_that_is_not_there_is_refused_before_planning(
-    refusal: Refusal, storage: str, message: str, plan: tuple[str, ...]
+    refusal: Refusal, storage: str, message: str, plan: tuple[str, ...], here: Path
 ) -> None:
+    for name in ("notes.txt", "run.json"):
+        (here / name).write_text("{}")
     shown = refusal("sweep", TASK, *SPACE, "--storage", storage, *plan)
     assert "--storage " in shown
     assert message in shown
+
+
+def test_a_sweeps_own_record_is_in_its_folder_whatever_that_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "a {b}?c#d %41"
+    folder.mkdir()
+    study = optuna.create_study(storage=_open_storage(place_in(folder)))
+    study.add_trial(optuna.create_trial(value=1.0))
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*")] == [
+        Path(folder.name), Path(folder.name, "study.db"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -98,6 +116,9 @@ def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(output: Output, her
     with pytest.raises(UserError, match=r"algorithm.lam: .*could not be compared"):
         sweep(["--resume", "latest", "--agent.algorithm.lam", "0.5"])
     assert read_record(folder)["status"] == "finished"
+    with pytest.raises(UserError, match=r"--init-from .* begins each trial"):
+        sweep([TASK, *SPACE, "--resume", f"{path}/trial_0", "--fork"])
+    assert only_run(here) == folder
 
 
 @pytest.mark.slow

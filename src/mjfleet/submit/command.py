@@ -192,7 +192,7 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
     found, config, start = chosen.found, chosen.config, chosen.start
     runs = count_seeds(config) if config.seeds else int(start.is_group)
     if own:
-        study = define_sweep(own, found, config)
+        study = define_sweep(own, chosen)
         config, runs = study.config, study.most
     elif config.per_run is not None and not runs:
         raise UserError(f"--per-run {config.per_run} is for several runs: add --seeds.")

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mjfleet.cli.train import configure, train
-from mjfleet.config import TrainConfig, from_dict
+from mjfleet.config import from_dict
 from mjfleet.config.flags import HELP, LIST_FLAGS, parse_flags, parse_known
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import enter_group
 from mjfleet.groups.seeds import group_of
 from mjfleet.launch.hosts.host_environment import without_values
-from mjfleet.registry import FoundTask
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.run_json import record_of
+from mjfleet.runs.start import Chosen
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
@@ -49,8 +49,8 @@ def sweep(argv: Sequence[str]) -> int:
     chosen = group_of(chosen, "or start a sweep on each machine, with the same --storage.")
     found, config = chosen.found, chosen.config
     workers = divide_devices(config, os.environ, 1, config.per_run)[0].workers
-    study = define_sweep(wanted, found, config, workers)
-    from mjfleet.sweep.study import check_storage
+    study = define_sweep(wanted, chosen, workers)
+    from mjfleet.sweep.study import check_storage, place_in
     from mjfleet.sweep.trials import run_trials
 
     storage, is_new = wanted.storage, existing is None
@@ -71,23 +71,26 @@ def sweep(argv: Sequence[str]) -> int:
     with closing(attempt):
         if not storage:
             try:
-                study.open(f"sqlite:///{folder.resolve()}/study.db", folder_id, is_new)
+                study.open(place_in(folder), folder_id, is_new)
             except UserError:
                 attempt.leave()
                 raise
         return run_trials(found, folder, attempt, study, shares)
 
 
-def define_sweep(
-    wanted: SweepArguments, found: FoundTask, config: TrainConfig, workers: int = 1
-) -> "Study":
+def define_sweep(wanted: SweepArguments, chosen: Chosen, workers: int = 1) -> "Study":
     """Return the study that the flags describe; UserError for a bad value. Creates nothing."""
     need_extra("sweep", PROG, ["optuna", "cmaes"])
-    if config.seeds:
+    if chosen.config.seeds:
         raise UserError("--seeds: leave it out, or vary the seed: --try agent.seed=1,2,3.")
+    if (parent := chosen.start.parent) and not parent.networks_only:
+        raise UserError(
+            f"--resume {parent.typed}: no trial can continue it. --init-from {parent.typed} begins "
+            "each trial with its networks."
+        )
     from mjfleet.sweep.study import Study  # Optuna takes a third of a second.
 
-    return Study(wanted, found, config, workers)
+    return Study(wanted, chosen.found, chosen.config, workers)
 
 
 def _recorded(existing: Path, argv: Sequence[str]) -> SweepArguments:

@@ -4,6 +4,7 @@ Several machines may share the record. Each trial belongs to the sweep folder in
 is continued there and nowhere else.
 """
 
+import json
 import math
 import os
 import re
@@ -19,7 +20,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import URL, create_engine, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from mjfleet.config import TrainConfig
@@ -41,6 +42,8 @@ COMPARED_FIELDS = {"agent.max_iterations", "total_steps", "eval_interval", "eval
 PASSWORD = re.compile(r"://.*:.*@|[?&]passw(or)?d=")  # In a database's URL.
 FOLDER, CAUSE, STEPS = "folder", "cause", "environment steps"
 """Attributes of a trial: the id of its sweep folder, why it failed, the steps that it has taken."""
+FIRST_BYTES = 2**20
+"""More than the first line of Optuna's file of trials has."""
 AGREED = "mjfleet"
 """Attribute of a study: what has to be the same on all machines."""
 
@@ -181,20 +184,42 @@ def check_storage(place: str) -> None:
         if url and url.get_backend_name() != "sqlite":
             create_engine(url).connect().close()
             return
-    except (SQLAlchemyError, ImportError) as error:
+    except (SQLAlchemyError, ImportError, ValueError) as error:
         raise UserError(f"--storage {place}: {in_a_line(error)}") from None
-    folder = Path(url.database or "." if url else place).absolute().parent
+    if url and url.database in (None, "", ":memory:"):
+        raise UserError(f"--storage {place}: name a file, as in sqlite:////scratch/sweep.db.")
+    path = Path((url and url.database) or place)
+    if not url and path.is_file() and not _is_journal(path):
+        raise UserError(f"--storage {place}: it is another file, and no record of trials.")
+    folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         why = "cannot be written" if folder.is_dir() else "is not there"
         raise UserError(f"--storage {place}: its folder {folder} {why}.")
+
+
+def place_in(folder: Path) -> str:
+    """Return the place of the record in a sweep's own folder."""
+    database = str(folder.resolve() / "study.db")
+    return URL.create("sqlite", database=database).render_as_string()
+
+
+def _is_journal(path: Path) -> bool:
+    """Return whether a file is empty, or begins as one into which Optuna writes trials."""
+    with path.open("rb") as file:
+        first = file.readline(FIRST_BYTES)
+    try:
+        return not first or "op_code" in json.loads(first)
+    except (ValueError, TypeError):
+        return False
 
 
 def _open_storage(place: str) -> BaseStorage:
     if "://" not in place:
         return JournalStorage(JournalFileBackend(place))
     options = {"pool_pre_ping": True}  # Servers close connections that are idle for hours.
+    template = place.replace("{", "{{").replace("}", "}}")
     try:
-        return RDBStorage(place, options)
+        return RDBStorage(template, options)
     except SQLAlchemyError:
         time.sleep(1.0)  # Another machine may just be creating the tables of a new database.
-        return RDBStorage(place, options)
+        return RDBStorage(template, options)
