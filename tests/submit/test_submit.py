@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -213,6 +214,26 @@ def test_a_jobset_has_a_pod_for_each_machine(printed: Any) -> None:
     assert words[-1] == "--as-trained"
 
 
+def test_names_and_texts_are_what_they_were_in_a_file(printed: Any) -> None:
+    text = "the first\n\n  'second'\tline: # 2"
+    words = ("--", "train", TASK, "--agent.logger", "wandb", "--agent.wandb.notes", text)
+    job = yaml.safe_load(printed(*K8S, "--name", "no", *words))
+    task = yaml.safe_load(printed(*SKY, "--name", "null", *words))
+    assert (job["metadata"]["name"], task["name"]) == ("no", "null")
+    (replicated,) = job["spec"]["replicatedJobs"]
+    pod = replicated["template"]["spec"]["template"]["spec"]
+    for script in (pod["containers"][0]["command"][-1], task["run"]):
+        assert text in shlex.split(script)
+
+
+def test_a_job_of_any_task_has_a_name_that_clusters_allow(printed: Any, tmp_path: Path) -> None:
+    config = write_task(tmp_path) / "config.py"
+    config.write_text(config.read_text().replace("mine-balance", "2d reach"))
+    command = ("train", "2d reach", "--tasks-dir", str(tmp_path / "tasks"))
+    job = yaml.safe_load(printed(*K8S, "--", *command))
+    assert job["metadata"]["name"] == "train-2d-reach"
+
+
 def test_a_task_of_skypilot_keeps_its_runs_in_the_volume(printed: Any) -> None:
     task = yaml.safe_load(printed(*SKY, "--nodes", "2", "--gpus", "8", "--", "train", TASK))
     assert (task["num_nodes"], task["resources"]["accelerators"]) == (2, "H100:8")
@@ -261,6 +282,8 @@ def test_a_fork_is_planned_with_the_task_of_today(
         (["slurm", "--", "train", TASK, "--per-run", "2"], "add --seeds"),
         (["slurm", "--gpus", "1", "--", "train", TASK, "--cpu-workers", "4"], "on the CPU"),
         (["slurm", "--gpus", "2", "--", "train", TASK, "--gpu-ids", "0"], "--gpu-ids in the"),
+        (["slurm", "--gpus", "0", "--", "train", TASK, "--gpu-ids", "0"], "--gpu-ids in the"),
+        (["slurm", "--", "sweep", TASK, "--resume", "a", "--fork"], "--resume: leave it out"),
     ],
 )
 def test_a_mistake_is_answered_before_anything_is_submitted(

@@ -202,7 +202,7 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
         gpus = wants
     if gpus and not wants:
         raise UserError(f"--gpus {gpus}: the command trains on the CPU; leave it out.")
-    if gpus and isinstance(config.gpu_ids, list) and gpus != wants and not runs:
+    if isinstance(config.gpu_ids, list) and gpus != wants and not (gpus and runs):
         raise UserError(
             f"--gpus {gpus}: --gpu-ids in the command lists {wants}, one for each worker; leave "
             "one of the two out."
@@ -227,10 +227,11 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
         devices = choose_devices(config, {}, gpus, started=workers)
         place = Rank(world_size=arguments.nodes * workers, local_world_size=workers)
     plan = make_plan(found, config, [replace(devices, cores=cores)], place, start)
-    name = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")[:30].rstrip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", found.name.lower()).strip("-")
+    name = name if name[:1].isalpha() else f"train-{name}"
     return ClusterJob(
         sizes=[*sizes, *(f"{name}: {size}" for name, size in describe_size(plan).items())],
-        name=arguments.name or name,
+        name=arguments.name or name[:30].rstrip("-"),
         command=job_command,
         folder=str(Path(config.log_root, config.agent.experiment_name)),
         run_dir=config.run_dir,
@@ -244,7 +245,7 @@ def make_job(arguments: JobArguments, command: Sequence[str]) -> ClusterJob:
 def _refuse(typed: frozenset[str], is_array: bool, is_sweep: bool) -> None:
     """Raise an error if a field is given that the job decides."""
     refused = {"hosts": "The cluster chooses the machines of the job."}
-    if "fork" not in typed:
+    if "fork" not in typed or is_sweep:
         refused["resume"] = "The job begins or continues the run in --run-dir."
     if is_array:
         fixed = ("run_dir",) if is_sweep else ("run_dir", "seeds", "agent.seed")
