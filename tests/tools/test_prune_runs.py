@@ -110,8 +110,10 @@ def test_a_group_goes_with_the_last_of_its_runs(tmp_path: Path) -> None:
         assert not (tmp_path / "a/one/seed_0").exists()
         assert (tmp_path / "a/one/seed_0.log").exists()
         lock.close()
+    (tmp_path / "a/one/notes.log").touch()
     assert prune(tmp_path, "one", "--prune", "all", "--yes") == 0
-    assert names(tmp_path) == set()
+    assert names(tmp_path) == {"one"}
+    assert [path.name for path in (tmp_path / "a/one").iterdir()] == ["notes.log"]
 
 
 def test_only_checkpoints_that_others_make_unneeded_go(tmp_path: Path) -> None:

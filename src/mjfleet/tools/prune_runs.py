@@ -28,7 +28,7 @@ from mjfleet.utils.console import print_error, print_line
 CONDITIONS = ("all", "unfinished", "checkpoints")
 AGE = re.compile(r"older-than=([0-9]{1,6})([hdw])", re.ASCII)
 UNIT_SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
-GROUP_FILES = ("*.log", "best.yaml", "study.db", *WRITTEN)
+GROUP_FILES = ("seed_*.log", "trial_*.log", "best.yaml", "study.db", *WRITTEN)
 """What a group writes into its folder, beside its runs."""
 Conditions = Annotated[
     tuple[str, ...],
