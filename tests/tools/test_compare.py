@@ -262,6 +262,7 @@ def test_mistakes_are_answered_and_nothing_is_written(runs: list[str], refusal: 
     trained(Path("logs/cartpole/empty"), [])
     trained(Path("logs/cartpole/odd"), [1.0])
     Path("logs/cartpole/odd/config.yaml").write_text("- 1")
+    trained(Path("logs/cartpole/blank"), [1.0], {"task/mood": []})
     Path("a_file").touch()
     Path("a_folder").mkdir()
     Path("a_folder.html").mkdir()
@@ -284,6 +285,8 @@ def test_mistakes_are_answered_and_nothing_is_written(runs: list[str], refusal: 
         ("report", ["c", "--png", "curves.jpeg"], ".png, .svg, .pdf"),
         ("plot", ["c", "--output", "curves.jpeg"], ".png, .svg, .pdf"),
         ("plot", ["empty"], "nothing to draw"),
+        ("plot", ["empty", "--columns", "mean_return"], "no run has an iteration yet"),
+        ("plot", ["blank", "--columns", "task/mood"], "these columns have no values yet"),
     ):
         assert problem in refusal(command, *arguments)
 

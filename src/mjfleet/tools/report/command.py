@@ -135,7 +135,8 @@ def _draw(output: Path, rows: Rows, columns: Sequence[str], x: str) -> int:
         if any(line.size for line in lines.values()):
             panels.append(Panel(x, column, lines))
     if not panels:
-        raise UserError("there is nothing to draw: no column has different values yet.")
+        what = "these columns have no values" if columns else "no column has different values"
+        raise UserError(f"there is nothing to draw: {what} yet.")
     draw(output, panels)
     print_line(f"wrote {output}")
     return 0

@@ -73,7 +73,8 @@ def select(wanted: Iterable[str], known: Sequence[str]) -> list[str]:
     chosen: list[str] = []
     for name in wanted:
         if not (found := columns_of(name, known)):
-            raise UserError(f"there is no column {name}; there are {', '.join(known)}.")
+            there = f"there are {', '.join(known)}" if known else "no run has an iteration yet"
+            raise UserError(f"there is no column {name}; {there}.")
         chosen += found
     return list(dict.fromkeys(chosen))
 
