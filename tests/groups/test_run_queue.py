@@ -66,3 +66,12 @@ def test_a_member_that_begins_again_has_forgotten_why_it_was_killed(tmp_path: Pa
     member.start(tmp_path, share, (TASK, "--dry-run"))
     member.close()
     assert (member.status, member.cause) == ("stopped", "")
+
+
+def test_a_file_of_a_member_that_cannot_be_read_ends_no_group(tmp_path: Path) -> None:
+    (share,) = divide_devices(LaunchConfig(gpu_ids=None), os.environ, 1)
+    member = Member("seed_1", ())
+    member.start(tmp_path, share, (TASK, "--dry-run"))
+    (tmp_path / "seed_1/metrics.csv").mkdir(parents=True)
+    assert member.iterations == 0
+    member.close()

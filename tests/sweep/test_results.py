@@ -8,8 +8,8 @@ from optuna.trial import TrialState
 from mjfleet.registry import discover
 from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.arguments import SweepArguments
-from mjfleet.sweep.study import Study
-from mjfleet.sweep.trials import write_results
+from mjfleet.sweep.study import Study, place_in
+from mjfleet.sweep.trials import Trials, write_results
 
 RATE, DIMS = "agent.algorithm.learning_rate", "agent.actor.hidden_dims"
 
@@ -40,3 +40,22 @@ def test_trials_are_recorded_the_best_first_with_the_importance_of_fields(tmp_pa
     assert (rate["tried"], rate["best"], rate["default"]) == ("1e-4..1e-2:log", 5e-3, 1e-3)
     assert sum(field["importance"] for field in results["fields"].values()) == 1
     assert "learning_rate: 0.005" in (tmp_path / "best.yaml").read_text()
+
+
+def test_a_trial_whose_metrics_cannot_be_read_has_failed_and_the_sweep_continues(
+    tmp_path: Path,
+) -> None:
+    found = discover({}).find("cartpole-balance")
+    study = Study(SweepArguments(try_=(f"{RATE}=1e-4..1e-2",)), found, found.defaults())
+    study.open(place_in(tmp_path), "here", is_new=True)
+    (tmp_path / "group.json").write_text('{"task": "cartpole-balance"}')
+    run = Trials(study, tmp_path).next_trial()
+    assert run
+    run.run_dir = tmp_path / run.name
+    (run.run_dir / "metrics.csv").mkdir(parents=True)
+    trials = Trials(study, tmp_path)
+    trials.look([run])
+    run.status = "finished"
+    trials.ended(run)
+    (trial,) = read_record(tmp_path)["results"]["trials"]
+    assert (trial["status"], trial["cause"]) == ("failed", "it has no value of eval/return")

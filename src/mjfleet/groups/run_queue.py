@@ -63,6 +63,13 @@ class Member:
     def has_ended(self) -> bool:
         return self._child.exit_code() is not None
 
+    @property
+    def iterations(self) -> int:
+        """Iterations that are complete; 0 while its metrics.csv cannot be read."""
+        with suppress(OSError):
+            return completed_iterations(self.run_dir)
+        return 0
+
     def stop(self, number: int = signal.SIGTERM, at_once: bool = False) -> None:
         """Ask it, once, to save and stop after this iteration; asked `at_once` then, stop it."""
         self._child.stop(number, again=at_once)
@@ -140,7 +147,7 @@ def run_members(
                         break
                     look([*running])
                     for member, bar in running.items():
-                        bars.update(bar, completed=completed_iterations(member.run_dir))
+                        bars.update(bar, completed=member.iterations)
                     bars.refresh()
                     time.sleep(MEMBER_POLL_SECONDS)
         finally:

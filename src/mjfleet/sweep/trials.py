@@ -24,7 +24,7 @@ from mjfleet.groups.run_queue import Member, run_members
 from mjfleet.launch.planned_run import FAILED
 from mjfleet.registry import FoundTask
 from mjfleet.runs.config_yaml import write_config
-from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
+from mjfleet.runs.metrics_csv import METRICS_FILE, read_rows, value
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.runs.run_json import write_record
 from mjfleet.sweep.space import with_values
@@ -89,9 +89,15 @@ class TrialRun(Member):
         super().__init__(f"trial_{trial.number}", flags)
         self.trial = trial
         self.last_step = last_step  # The last step that the study has a value of.
-        self.iterations = 0  # That were complete when the metrics were read last.
+        self.read_iterations = 0  # That were complete when the metrics were read last.
         self.starts = 0
         self.is_pruned = False
+
+    def rows(self) -> tuple[list[str], list[dict[str, str]]]:
+        """Return the columns and rows of its metrics; none while its file cannot be read."""
+        with suppress(OSError):
+            return read_rows(self.run_dir / METRICS_FILE)
+        return [], []
 
 
 class Trials:
@@ -121,10 +127,10 @@ class Trials:
     def look(self, running: Sequence[TrialRun]) -> None:
         """Report new values of the metric, and stop the trials that the pruner gives up."""
         for run in running:
-            iterations = completed_iterations(run.run_dir)
-            if run.is_pruned or iterations == run.iterations:
+            iterations = run.iterations
+            if run.is_pruned or iterations == run.read_iterations:
                 continue
-            run.iterations = iterations
+            run.read_iterations = iterations
             self._report(run)
             # The last value is a result, and that of the defaults is what others compare with.
             may_prune = 0 < run.last_step < self._study.budget
@@ -156,7 +162,7 @@ class Trials:
         runs never log the metric.
         """
         study, mean = self._study, None
-        columns, rows = read_rows(run.run_dir / METRICS_FILE)
+        columns, rows = run.rows()
         if study.metric not in columns and len(rows) >= study.interval:
             raise UserError(
                 f"--metric {study.metric}: runs of {study.task} never log it. They log "
@@ -178,7 +184,7 @@ class Trials:
     ) -> None:
         """Record how a trial has ended, and print it."""
         trial, study = run.trial, self._study
-        _, rows = read_rows(run.run_dir / METRICS_FILE)
+        _, rows = run.rows()
         trial.set_user_attr(STEPS, int(value(rows[-1], "total_steps") or 0) if rows else 0)
         trial.set_user_attr(CAUSE, cause)
         study.record.tell(trial, result, state)
