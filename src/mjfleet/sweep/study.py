@@ -9,6 +9,7 @@ import math
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,19 @@ FIRST_BYTES = 2**20
 """More than the first line of Optuna's file of trials has."""
 AGREED = "mjfleet"
 """Attribute of a study: what has to be the same on all machines."""
+
+
+class PointSampler(GridSampler):
+    """Chooses each point of a grid once. `begin_trial` knows when there are enough."""
+
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Do nothing: Optuna's own class would end a loop of Optuna's, and there is none."""
 
 
 class Study:
@@ -92,7 +106,7 @@ class Study:
             lists = {name: getattr(values, "choices", ()) for name, values in self.space.items()}
             if not all(lists.values()):
                 raise UserError("--sampler grid: --try must have lists such as a,b, not ranges.")
-            self._sampler = GridSampler(lists)
+            self._sampler = PointSampler(lists)
             self.defaults, self.most = {}, min(self.most, math.prod(map(len, lists.values())))
         else:
             samplers = {"tpe": TPESampler, "random": RandomSampler, "cmaes": CmaEsSampler}
