@@ -35,7 +35,7 @@ class SACConfig(AlgorithmConfig):
     n_step: Count = 1
     """Steps whose rewards are summed before the critic's prediction; 1 to 3 is usual."""
     batch_size: Count = 256
-    """Samples of an update, of all workers together."""
+    """Samples of an update, of all workers together, rounded down to a multiple of these."""
     updates_per_transition: Positive = 1.0
     """Updates for each step of each environment; 1 learns most from a sample, a GPU's thousands of
     environments need far fewer, such as 1/256."""
