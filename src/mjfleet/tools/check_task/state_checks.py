@@ -71,7 +71,7 @@ def undeclared(subject: Subject) -> Iterator[Finding]:
 def unfit_methods(kind: type[Any]) -> Iterator[str]:
     """Find methods that cannot be called as mjfleet calls them, before any of them is."""
     hooks = {name: getattr(EnvContract, name) for name in vars(EnvContract) if name[0] != "_"}
-    for name, hook in filter(lambda item: callable(item[1]), hooks.items()):
+    for name, hook in ((name, hook) for name, hook in hooks.items() if callable(hook)):
         given = signature(hook)
         try:
             signature(getattr(kind, name)).bind(*given.parameters)
