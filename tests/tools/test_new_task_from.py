@@ -472,6 +472,37 @@ def test_what_has_no_name_gets_one_that_nothing_else_has() -> None:
     assert [model.actuator(i).name for i in range(2)] == ["actuator_1", "actuator_1_"]
 
 
+def test_a_keyframe_of_a_robot_that_gets_a_free_joint_keeps_its_place_and_what_lies_around() -> (
+    None
+):
+    cube = (
+        '<body name="cube" pos="1 1 0.05"><freejoint/><geom type="box" size=".05 .05 .05"/></body>'
+    )
+    turned = QUADRUPED.replace(
+        'name="body" pos="0 0 0.4"', 'name="body" pos="0 3 0.4" euler="0 0 90"'
+    )
+    numbers = "1 2 0.05 1 0 0 0" + " 0" * 12
+    keyframe = f'<keyframe><key name="home" qpos="{numbers}"/></keyframe></mujoco>'
+    robot = turned.replace("<worldbody>", f"<worldbody>{cube}").replace("</mujoco>", keyframe)
+    home = model_of(make_of(robot)).key("home").qpos
+    assert home[:7] == pytest.approx([1, 2, 0.05, 1, 0, 0, 0])
+    assert home[7:9] == pytest.approx([0, 3])
+    assert home[10:14] == pytest.approx([0.5**0.5, 0, 0, 0.5**0.5], abs=1e-4)
+
+
+def test_sensors_of_motors_that_are_replaced_are_those_of_the_new_ones() -> None:
+    joints = re.findall(r'joint name="(\w+)"', QUADRUPED)
+    late = 'dyntype="filterexact" dynprm="0.02" gainprm="20" ctrlrange="-1 1"'
+    motors = "".join(f'<general name="m_{j}" joint="{j}" {late}/>' for j in joints)
+    sensors = "".join(f'<actuatorfrc name="s_{j}" actuator="m_{j}"/>' for j in joints)
+    rest = f"<actuator>{motors}</actuator><sensor>{sensors}</sensor><keyframe>"
+    rest += f'<key name="home" qpos="{"0 " * 12}" act="{"0 " * 12}"/></keyframe></mujoco>'
+    model = model_of(make_of(QUADRUPED.replace("</mujoco>", rest)))
+    assert model.nu == 12
+    for name in joints:
+        assert model.actuator(model.sensor(f"s_{name}").objid[0]).name == name
+
+
 def test_a_wall_is_no_ground() -> None:
     wall = '<geom name="wall" type="plane" size="1 1 0.1" pos="2 0 0" zaxis="-1 0 0"/>'
     robot = two_links("one", "other").replace("<worldbody>", f"<worldbody>{wall}")

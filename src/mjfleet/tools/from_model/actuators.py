@@ -1,5 +1,6 @@
 """Adds actuators to joints, with gains from masses and limits."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 import mujoco
@@ -42,8 +43,9 @@ def drive(robot: Robot) -> bool:
         check_joints(model, robot.base)
         return False  # mjfleet.legged can use the actuators as they are.
     chosen, inertia = _independent(robot), largest_inertia(robot)
-    for actuator in list(spec.actuators):
-        spec.delete(actuator)
+    _delete_actuators(
+        spec, {model.actuator(i).name: model.joint(j).name for j, i in old.items() if j in chosen}
+    )
     for joint in chosen:
         name, has_range = model.joint(joint).name, bool(model.jnt_limited[joint])
         if not (torque := torque_of_file(model, joint, old.get(joint))):
@@ -72,7 +74,7 @@ def drive(robot: Robot) -> bool:
     if turning := [j for limb in limbs for j in limb.joints[:-1] if not model.jnt_limited[j]]:
         names = ", ".join(f"`{model.joint(j).name}`" for j in turning)
         robot.questions.append(f"Are {names} wheels? They are driven as such, without ranges.")
-    spec.key(HOME).ctrl = []
+    spec.key(HOME).ctrl = spec.key(HOME).act = []
     number = f"{len(chosen)} actuators" if len(chosen) > 1 else "1 actuator"
     robot.added.append(f"{number}{instead}, with gains from their limits{speed}")
     if assumed:
@@ -89,6 +91,18 @@ def drive(robot: Robot) -> bool:
         robot.questions.append(f"Is it right that {', '.join(pairs)}? {lacks}.")
     robot.look()
     return True
+
+
+def _delete_actuators(spec: mujoco.MjSpec, names: Mapping[str, str]) -> None:
+    """Delete all actuators; `names` says by which name their sensors find what replaces them."""
+    for sensor in list(spec.sensors):
+        if sensor.objtype == mujoco.mjtObj.mjOBJ_ACTUATOR:
+            if sensor.objname in names:
+                sensor.objname = names[sensor.objname]
+            else:
+                spec.delete(sensor)
+    for actuator in list(spec.actuators):
+        spec.delete(actuator)
 
 
 def resting_controls(model: mujoco.MjModel, data: mujoco.MjData) -> np.ndarray:

@@ -104,7 +104,11 @@ def _let_it_stand(robot: Robot) -> None:
     body = robot.spec.body(robot.base)
     body.add_freejoint(name=unused(f"{robot.base}_free", robot.spec.joints))
     if key := robot.spec.key(HOME):
-        key.qpos, key.qvel = [*body.pos, *body.quat, *key.qpos], []
+        # The compiled model has resolved angles; other bodies' joints may come first.
+        model, first = robot.model, int(robot.model.jnt_qposadr[robot.joints[0]])
+        place = model.body_pos[robot.root], model.body_quat[robot.root]
+        before, after = np.split(robot.data.qpos, [first])
+        key.qpos, key.qvel = np.concatenate((before, *place, after)), []
     robot.added.append(f"a free joint of `{robot.base}`, since the robot stands on {ends}")
     robot.look()
 
