@@ -127,6 +127,8 @@ class Robot:
             versions = f"{self.known['mujoco_version']} wrote it, this is {mujoco.__version__}"
             raise SystemExit(f"error: {error}\nMuJoCo {versions}") from None
         self.data = mujoco.MjData(self.model)
+        if clip is not None and "clips" not in self.known:
+            raise SystemExit(f"error: --clip {clip}: {policy} follows no clip")
         self.clip = self.choose(clip, policy.with_suffix(".npz")) if "clips" in self.known else {}
         if "images" in self.known:
             raise SystemExit(f"error: {policy} observes images, which this script does not make")
@@ -214,7 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("policy", type=Path, help="the file policy.onnx")
-    parser.add_argument("--command", nargs="+", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--command", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
     parser.add_argument("--clip", help="the clip to follow; the first one unless given")
     parser.add_argument("--seconds", type=float, help="play so long, without a window")
     parsed = parser.parse_args(arguments)

@@ -162,6 +162,8 @@ def test_what_it_cannot_use_is_said(
         ("go1", ["--command", "forward=5"], "forward must be from -1 to 1"),
         ("go1", ["--command", "forward=fast"], "forward=fast: could not convert"),
         ("go1", ["--command", "up=1"], "the commands are forward, left, turn_left"),
+        ("go1", ["--command", "left=9", "--command", "forward=0.5"], "left must be from -1 to 1"),
+        ("go1", ["--clip", "walk", "--seconds", "1"], "--clip walk: go1.onnx follows no clip"),
         ("go1", [], "no display with OpenGL for a window here: give --seconds"),
         ("go1", ["--seconds", "0"], "--seconds must be a number above 0"),
         ("warm", ["--seconds", "1"], "observe() must return 1 numbers as 'temperature'"),
