@@ -90,8 +90,8 @@ def test_an_arm_is_seen_by_the_models_camera_though_something_else_moves_freely(
 def test_each_arrow_is_drawn_though_there_are_more_of_them_than_colours(tmp_path: Path) -> None:
     recording = box()
     arrows = {f"arrow/{i}": 0 * recording.steps["arrow/command"] for i in range(4)}
-    steps = arrows | recording.steps
-    render(replace(recording, steps=steps), tmp_path / "box.mp4")
+    arrows |= recording.steps
+    render(replace(recording, steps=arrows), tmp_path / "box.mp4")
     first, pointed, _ = read_video(tmp_path / "box.mp4")
     assert change(first, pointed) > 0.03
 
