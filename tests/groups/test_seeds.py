@@ -184,6 +184,7 @@ def test_seeds_are_stopped_and_resumed_as_one(run: Run, output: Output, tmp_path
         (("--seeds", "1", "2", "--seed", "3"), "--agent.seed"),
         (("--seeds", "2", "--hosts", "a", "b"), "--hosts"),
         (("--per-run", "1"), "--seeds"),
+        (("--seeds", "2", "--agent.seed", "2147483647"), "the last one would be 2147483648"),
     ],
 )
 def test_a_mistake_leaves_nothing(refusal: Refusal, flags: Sequence[str], message: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mjfleet.config import TrainConfig
 from mjfleet.config.train_config import continues_in_place
+from mjfleet.config.validation import MAX_COUNT
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
 from mjfleet.groups.group_folder import enter_group
@@ -129,11 +130,17 @@ def count_seeds(config: TrainConfig) -> int:
 def _seeds_of(config: TrainConfig, workers: int) -> Sequence[int]:
     """Return the seeds that --seeds means, for runs of that many workers, which share no seed.
 
-    A line warns of seeds that are typed and too near each other for that.
+    A line warns of seeds that are typed and too near each other for that. UserError if the seed of
+    the last run would be too large.
     """
     if len(config.seeds) == 1:
-        first = config.agent.seed
-        return range(first, first + config.seeds[0] * workers, workers)
+        seeds = range(config.agent.seed, config.agent.seed + config.seeds[0] * workers, workers)
+        if seeds[-1] > MAX_COUNT:
+            raise UserError(
+                f"--seeds {config.seeds[0]}: the last one would be {seeds[-1]}; it must be at most "
+                f"{MAX_COUNT}: begin with another --agent.seed."
+            )
+        return seeds
     if any(other - one < workers for one, other in pairwise(sorted(config.seeds))):
         print_line(
             f"warning: a run has {workers} workers, so seeds less than {workers} apart share "
