@@ -85,6 +85,7 @@ def test_a_mistake_is_one_message(refusal: Refusal) -> None:
     for flag, value in (
         ("--video-interval", "9"),
         ("--eval-interval", "9"),
+        ("--per-run", "1"),
         ("--agent.logger", "csv"),
     ):
         assert f"leave out {flag}" in refusal("tune", "cartpole-balance", flag, value)

@@ -48,7 +48,7 @@ from mjfleet.worker.worker_args import WorkerArgs
 
 TASK = "cartpole-balance"  # What is trained if no task is named.
 CHOSEN = (
-    "resume", "run_dir", "seeds", "dry_run", "init_from", "total_envs", "total_steps",
+    "resume", "run_dir", "seeds", "per_run", "dry_run", "init_from", "total_envs", "total_steps",
     "env.num_envs", "agent.max_iterations",
 )  # fmt: skip
 """Fields of a run that is kept or continues, and those whose values are measured."""
