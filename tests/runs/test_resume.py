@@ -151,6 +151,9 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         (("--resume", "nowhere"), "does not exist"),
+        (("--resume", ""), "--resume is ''; it must be the name of"),
+        (("--init-from", ""), "--init-from is ''; it must be the name of"),
+        (("--config", ""), "--config is ''; it must be the name of"),
         (("--resume", "garbled"), "garbled/run.json: "),
         (("--resume", "bare"), "bare/config.yaml: No such file"),
         (

@@ -117,6 +117,7 @@ def test_a_cell_is_the_mean_of_the_runs_and_its_interval() -> None:
     assert as_cell([7.0, None]) == "7 (1 of 2)"
     assert as_cell([None, None]) == as_cell(None) == "-"
     assert as_cell([12345.6]) == "12,346"
+    assert as_cell(9999.9) == "10,000"
 
 
 def test_curves_are_means_where_runs_have_values(tmp_path: Path) -> None:
@@ -272,6 +273,7 @@ def test_mistakes_are_answered_and_nothing_is_written(runs: list[str], refusal: 
         ("compare", ["c", "empty"], "nothing to compare"),
         ("compare", ["c", "odd"], "config.yaml"),
         ("compare", ["c", "nowhere"], "nowhere does not exist"),
+        ("report", [""], "no run is named"),
         ("compare", [*runs, "--columns", "eror"], "task/error"),
         ("report", ["a_folder"], "a_folder is no run directory"),
         ("report", ["c", "a_folder"], "a_folder is no run directory"),

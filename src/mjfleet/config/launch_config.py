@@ -126,7 +126,7 @@ class LaunchConfig(Checked):
     run_dir: OptionalFolder = None
     """Run directory to begin in, or to continue if it holds a run: the same command does both.
     `None`: a new one under --log-root, named by the experiment and the time."""
-    torchrunx_log_dir: PathText = None
+    torchrunx_log_dir: Annotated[str | None, Kind.PLACEMENT] = None
     """Folder of workers' logs; `""`: none; `None`: the run directory. TORCHRUNX_LOG_DIR wins."""
     tasks_dir: OptionalFolder = None
     """Folder of task folders to search first, before those of MJFLEET_TASKS."""
@@ -138,6 +138,6 @@ class LaunchConfig(Checked):
     plain: Annotated[bool, Kind.OPERATION] = False
     """Print one line per iteration instead of a live view; always so without a terminal."""
     quiet: Annotated[bool, Kind.OPERATION] = False
-    """Print warnings and errors only, no iterations."""
+    """Print no iterations, but where the run is, warnings and errors."""
     dry_run: Annotated[bool, Kind.OPERATION] = False
     """Print what would run, then stop; start and create nothing."""

@@ -82,8 +82,8 @@ OptionalName = Annotated[str | None, optional(NAME)]
 FOLDER = Rule(lambda v: v.strip() != "" and "\0" not in v, "the name of a folder")
 Folder = Annotated[str, FOLDER, Kind.PLACEMENT]
 OptionalFolder = Annotated[str | None, optional(FOLDER), Kind.PLACEMENT]
-PathText = Annotated[str | None, Kind.PLACEMENT]
-"""The name of a file or of a run."""
+GIVEN = Rule(lambda v: v.strip() != "", "the name of a file or of a run, not empty")
+PathText = Annotated[str | None, optional(GIVEN), Kind.PLACEMENT]
 LayerSizes = Annotated[
     tuple[int, ...],
     Rule(

@@ -101,6 +101,8 @@ def find_run(
     Raises:
         UserError: no run, or several runs, match.
     """
+    if not wanted:  # A script's variable is empty, say; every name begins with that.
+        raise UserError(f"{name.strip() or 'RUN'}: no run is named; `{LATEST}` is the newest.")
     if wanted.startswith(ON_WANDB):
         from mjfleet.runs.wandb_run import fetch_run  # Others do not wait for it.
 

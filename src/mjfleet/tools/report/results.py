@@ -77,7 +77,7 @@ def as_cell(value: Any) -> str:
         interval, count = f" [{low}, {high}]", f" ({len(known)} of {len(value)})"
         return mean + interval * (len(known) > 1) + count * (0 < len(known) < len(value))
     if isinstance(value, int | float):
-        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+        return f"{value:,.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
     return "-" if value is None else str(value)
 
 
