@@ -121,6 +121,7 @@ def mjlabs_reward(env: Any, cart_cfg: Any, hinge_cfg: Any) -> torch.Tensor:
         ("gpu.py", ["--gpu-ids", "None", "--num-envs", "0"], "--num-envs"),
         ("gpu.py", [], "--gpu-ids 0: "),
         ("learning.py", ["--until", "x = 1"], "task/velocity_error <"),
+        ("cameras.py", ["ant-v5", "--camera", "eye", "--gpu-ids", "None"], "no camera 'eye'"),
         ("reference.py", ["--output", "."], "reference.json is no"),
         ("reference.py", ["--agent.algorithm.num-mini-batches", "2"], "num-mini-batches: "),
     ],
@@ -242,6 +243,27 @@ def test_sac_learns_from_as_many_samples(run: Run, tmp_path: Path) -> None:
     assert [len(ours), len(theirs)] == [10, 10 * 16 * 32 // (32 * 8)]
     assert "loss/temperature" in theirs[-1]
     assert "loss/temperature" not in ours[-1]
+
+
+@pytest.mark.slow
+def test_a_camera_renders_all_kinds_in_all_sizes(run: Run, tmp_path: Path) -> None:
+    data = measured(
+        run,
+        tmp_path,
+        "cameras.py",
+        "cartpole-balance-depth",
+        "--num-envs",
+        "4",
+        "--sizes",
+        "9",
+        "10",
+    )
+    views = [f"4 x {size} x {size}, " for size in (9, 10)]
+    kinds = "depth", "rgb", "segmentation", "depth and rgb"
+    wanted = [view + kind for view in views for kind in kinds for _ in range(2)]
+    assert [sample["view"] for sample in data["samples"]] == wanted
+    assert all(0 < sample["seconds"] < sample["step_seconds"] * 1e3 for sample in data["samples"])
+    assert [row[0] for row in data["tables"][0]["rows"]] == wanted[::2]
 
 
 @pytest.mark.slow
