@@ -17,7 +17,7 @@ from mjfleet.config import to_dict
 from mjfleet.config.validation import Count
 from mjfleet.errors import UserError
 
-KINDS: Any = ("depth",), ("rgb",), ("segmentation",), ("depth", "rgb")
+KINDS: tuple[Any, ...] = ("depth",), ("rgb",), ("segmentation",), ("depth", "rgb")
 """What is rendered at once."""
 NOTES = (
     "Medians of single renderings, of all environments at once, with the least and the greatest. "
