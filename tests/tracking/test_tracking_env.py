@@ -197,6 +197,25 @@ def test_the_clips_that_ship_keep_to_the_ground_and_to_the_joints_ranges(name: s
     assert heights.amin(dim=1).max() < 0.05  # One of them is always on the ground.
 
 
+@pytest.mark.parametrize("name", ["trot", "turn"])
+def test_clips_of_the_go1_trot_on_the_ground(name: str) -> None:
+    folder = discover({}).find("go1-tracking").folder
+    model = mujoco.MjModel.from_xml_path(str(folder / "go1.xml"))
+    clip, data = read_clip(folder / "clips" / f"{name}.npz", model), mujoco.MjData(model)
+    feet = [model.geom(f"{leg}_foot").id for leg in ("FR", "FL", "RR", "RL")]
+    radius = model.geom_size[feet[0], 0]
+    heights = []
+    for qpos in clip.qpos.numpy():
+        data.qpos[:] = qpos
+        mujoco.mj_kinematics(model, data)
+        heights.append(data.geom_xpos[feet, 2] - radius)
+    lowest = np.array(heights)
+    assert lowest.min() > -0.03  # A foot presses into the ground as it lands.
+    assert lowest.min(axis=1).max() < 0.03
+    first, second = lowest[100:200, [0, 3]].mean(axis=1), lowest[100:200, [1, 2]].mean(axis=1)
+    assert np.corrcoef(first, second)[0, 1] < -0.5  # Diagonal legs take turns.
+
+
 def test_policy_and_motors_measure_joints_by_the_same_encoders(tmp_path: Path) -> None:
     env = build(tmp_path, random=replace(CONFIG.random, encoder_bias=0.1))
     assert 0 < env.bias.abs().max() <= 0.1

@@ -56,7 +56,6 @@ class TrackingEnv(Env[TrackingConfig]):
 
     accepted_findings: ClassVar[Mapping[str, str]] = {
         "observe()['critic'] columns": "the anchor is among the bodies in its frame, as published",
-        "truncated() was never true": "episodes begin a second or more before a clip's end",
     }
 
     @classmethod

@@ -1,6 +1,6 @@
-"""Makes the clips of tasks/g1/clips again: what the policy in tasks/g1/pretrained does; a squat.
+"""Makes the clips of tasks/g1 and tasks/go1 again: what their trained policies do; a squat.
 
-    uv run --group clips examples/g1_clips.py [FOLDER]
+    uv run --group clips examples/robot_clips.py [FOLDER]
 
 The squat is keyframed: the pelvis goes down and up while the feet stay, and mink
 (github.com/kevinzakka/mink, Apache-2.0) solves the inverse kinematics.
@@ -21,15 +21,13 @@ from mjfleet.parts.motion.clips import Clip, Robot
 from mjfleet.quaternions import conjugate, heading, multiply, rotate
 from mjfleet.tools.trained_policy import find_policy, load_policy
 
-TASK = "g1-velocity-flat"
-CLIPS = Path(__file__).parents[1] / "tasks/g1/clips"
+TASKS = Path(__file__).parents[1] / "tasks"
 RATE = 50.0
 COMMANDS = {
-    "walk": (0.6, 0.0, 0.0),
-    "turn": (0.2, 0.0, 0.8),
-    "sidestep": (0.0, 0.35, 0.0),
+    "g1": {"walk": (0.6, 0.0, 0.0), "turn": (0.2, 0.0, 0.8), "sidestep": (0.0, 0.35, 0.0)},
+    "go1": {"trot": (0.7, 0.0, 0.0), "turn": (0.3, 0.0, 0.8)},
 }
-"""Velocity ahead and to the left, m/s, and yaw rate, rad/s."""
+"""Velocity ahead and to the left, m/s, and yaw rate, rad/s, of each clip of each robot."""
 WALK_SECONDS = 1.0, 5.0, 1.5
 """Standing, following the command, and standing again, s."""
 DEPTH, SQUAT_SECONDS = 0.22, 4.0
@@ -41,9 +39,10 @@ STILL = {
 """A robot as its model says, on a quiet day."""
 
 
-def walks() -> dict[str, torch.Tensor]:
-    """Return the positions of the robot that follows each command, `(frames, nq)`."""
-    found, config, trained = find_policy(TASK, Path("logs"), is_pretrained=True)
+def walks(robot: str) -> dict[str, torch.Tensor]:
+    """Return the positions of a robot that follows each command, `(frames, nq)`."""
+    task = f"{robot}-velocity-flat"
+    found, config, trained = find_policy(task, Path("logs"), is_pretrained=True)
     values: Any = config.env
     values = replace(values, num_envs=1, random=replace(values.random, **STILL))
     env: Any
@@ -51,7 +50,7 @@ def walks() -> dict[str, torch.Tensor]:
     env.command_override = True
     moves = {}
     with torch.inference_mode():
-        for name, command in COMMANDS.items():
+        for name, command in COMMANDS[robot].items():
             env.reset()
             policy.reset()
             frames, begun = [], env.yaw().clone()
@@ -92,10 +91,12 @@ def squat(model: mujoco.MjModel) -> torch.Tensor:
     return torch.stack(frames)
 
 
-def main(folder: Path) -> None:
-    model = mujoco.MjModel.from_xml_path(str(CLIPS.parent / "g1.xml"))
-    folder.mkdir(exist_ok=True)
-    for name, moves in (walks() | {"squat": squat(model)}).items():
+def write(robot: str, folder: Path) -> None:
+    """Write the clips of a robot."""
+    model = mujoco.MjModel.from_xml_path(str(TASKS / robot / f"{robot}.xml"))
+    folder.mkdir(exist_ok=True, parents=True)
+    more = {"squat": squat(model)} if robot == "g1" else {}
+    for name, moves in (walks(robot) | more).items():
         # Clips begin above the origin, and look along x.
         back = conjugate(heading(moves[:1, 3:7]))
         places = rotate(back, moves[:, :3] - moves[0, :3] * torch.tensor((1.0, 1.0, 0.0)))
@@ -106,4 +107,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else CLIPS)
+    for robot in COMMANDS:
+        write(robot, (Path(sys.argv[1]) if len(sys.argv) > 1 else TASKS) / robot / "clips")
