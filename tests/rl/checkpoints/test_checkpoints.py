@@ -272,6 +272,20 @@ def test_a_configured_learning_rate_counts_unless_its_schedule_goes_on(
             assert reached(runner) == wanted
 
 
+def test_an_adaptive_rate_goes_on_between_gpus_and_cpus(tmp_path: Path) -> None:
+    """A GPU has the configured rate in float32."""
+    runner, checkpointer = build(tmp_path, agent(3))
+    train(runner, checkpointer)
+    saved, rate = runner.alg.learning_rate, runner.agent.ppo.learning_rate
+    state = torch.load(tmp_path / "model_3.pt", weights_only=True)
+    rounded = torch.tensor(rate, dtype=torch.float32).item()
+    assert rounded != rate
+    state["mjfleet"]["rates"]["optimizer"] = [rounded]
+    runner, checkpointer = build(tmp_path, agent(4))
+    checkpointer.resume(tmp_path / "model_3.pt", state)
+    assert reached(runner) == saved != rate
+
+
 def test_a_rate_that_an_algorithm_of_ones_own_has_reached_goes_on(tmp_path: Path) -> None:
     fixed = {"schedule": "fixed"}
     runner, checkpointer = build(tmp_path, agent(2, algorithm=fixed))

@@ -1,5 +1,7 @@
 """The part of a checkpoint that is a learner's, and how another run takes it. Runs in a worker."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +74,7 @@ class LearnerCheckpoint:
         then = own.get("rates") or {"optimizer": [own.get("configured_learning_rate")]}
         goes_on = learner.schedule in ("adaptive", own.get("schedule"))
         for name, rates in self._rates.items():
-            if then.get(name) != rates or not goes_on:
+            if not (goes_on and _are_equal(then.get(name, ()), rates)):
                 learner.set_learning_rate(rates[0], name)
         return lost
 
@@ -98,6 +100,13 @@ class LearnerCheckpoint:
         if not own:
             return now
         return own["optimizers"] if "optimizers" in own else now | {"optimizer": own["optimizer"]}
+
+
+def _are_equal(then: Sequence[float | None], now: Sequence[float]) -> bool:
+    """Return whether learning rates are equal, except for rounding: a GPU has them in float32."""
+    pairs = zip(then, now, strict=False)
+    is_near = (x is not None and math.isclose(x, y, rel_tol=1e-6) for x, y in pairs)
+    return len(then) == len(now) and all(is_near)
 
 
 def _networks_in(state: dict[str, Any]) -> list[str]:
