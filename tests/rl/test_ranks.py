@@ -20,6 +20,7 @@ from mjfleet.env import Env, EnvShard
 from mjfleet.loggers.logger import Row
 from mjfleet.rl.algorithm import Algorithm
 from mjfleet.rl.build_algorithm import build_algorithm
+from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.checks.replicas import OutOfStepError
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.evaluation.evaluator import Evaluator
@@ -29,6 +30,7 @@ from mjfleet.rl.networks import rsl_rl_config
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.ranks.collectives import PIECE_BYTES, Collectives
 from mjfleet.rl.runner import Runner
+from mjfleet.runs.checkpoints import BEST
 from mjfleet.sim.deferred import read
 
 from ..conftest import PATIENCE, REPOSITORY
@@ -630,9 +632,29 @@ def test_summed_state_is_equal_on_all_ranks_and_that_of_one_with_all_environment
     assert env.count.tolist() == [both * 0.875, steps * 0.875]
 
 
+def resume_best(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """Resume a run whose best checkpoint is on the first rank's host alone."""
+    evaluator = Evaluator(short(EnvShard(3 * ranks.rank, 3 - ranks.rank, 5)), interval=1)
+    place = Path(folder, f"host{ranks.rank}")
+    place.mkdir()
+    if ranks.rank == 0:
+        own = {"best_return": 1e9, "judged_by": evaluator.judged_by}
+        torch.save({"actor_state_dict": {}, "iter": 1, "mjfleet": own}, place / BEST)
+    runner = ranks.runner(agent(), evaluator=evaluator)
+    Checkpointer(runner, FOUND.name, place, None)
+    return {"best": runner.best.mean_return}
+
+
+def test_all_ranks_know_the_best_return_where_one_host_has_the_best_checkpoint(
+    found: list[dict[str, Any]],
+) -> None:
+    """Otherwise some would save a worse policy, and wait for the others for ever."""
+    assert [rank["resume_best"]["best"] for rank in found] == [1e9, 1e9]
+
+
 PARTS = (
     exchange, learn_fast, learn_both_ways, follow_gradients, count_reductions, learn_by_graphs,
-    learn_in_groups, normalise, train, count_falls,
+    learn_in_groups, normalise, train, count_falls, resume_best,
 )  # fmt: skip
 OF_LIBRARIES = learn_with_libraries, count_of_libraries
 

@@ -1,5 +1,6 @@
 """Saves the complete state of a run, and resumes a run from it. Runs in a worker."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ class Checkpointer:
     ) -> None:
         """Write into `folder`; None: `packed` alone is called.
 
-        If `folder` holds a BEST, its return is the best so far. `keep`: how many others are kept
-        (None: all). `worlds`: whether they hold environments and random states of all ranks.
+        If rank 0's `folder` holds a BEST, its return is the best so far. `keep`: how many others
+        are kept (None: all). `worlds`: whether they hold environments and random states of all
+        ranks.
         `task_hash`: of the task's code, see task_snapshot.py. `attempt`: the random name of the
         attempt, see attempts.py.
         """
@@ -53,11 +55,14 @@ class Checkpointer:
         if folder is None:
             return
         self._schedule = files.CheckpointSchedule(folder, runner.agent.save_interval, keep)
-        if (best := folder / BEST).exists():
+        if runner.collectives.rank == 0 and (best := folder / BEST).exists():
             try:
                 runner.best.take(best, files.read_checkpoint(best).get(OWN) or {})
             except UserError as error:
                 logger.warning("%s The next evaluation replaces it.", error)
+        if runner.evaluator:  # Other hosts may lack the file, and all ranks have to save together.
+            (found, *_) = runner.collectives.all_gather_text(json.dumps(runner.best.mean_return))
+            runner.best.mean_return = json.loads(str(found))
 
     def save(self, is_last: bool) -> list[Path]:
         """Write the checkpoints that are due. All ranks call this at the same time.

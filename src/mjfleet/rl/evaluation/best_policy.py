@@ -52,11 +52,14 @@ class BestPolicy:
         return sums
 
     def take(self, path: Path, saved: Mapping[str, Any]) -> None:
-        """Take the return of the best checkpoint, at `path`, if it was evaluated as now."""
+        """Take the return of the best checkpoint, at `path`, if it was evaluated as now.
+
+        The first rank calls this.
+        """
         judged_by = saved.get("judged_by", self.judged_by)
         if self.judged_by is None or judged_by == self.judged_by:
             self.mean_return = saved.get("best_return")
-        elif self._warns:
+        else:
             logger.warning(
                 "%s was evaluated in other episodes (%s, now %s). The next evaluation replaces it.",
                 *(path, judged_by, self.judged_by),
