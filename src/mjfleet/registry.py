@@ -81,8 +81,9 @@ class FoundTask:
             if not (isinstance(kind, type) and issubclass(kind, AlgorithmConfig)):
                 must = "a subclass of mjfleet.config.AlgorithmConfig"
                 raise UserError(f"{name}: its `Config` is {kind!r}; it must be {must}.")
-        if lacking := [f.name for f in fields(kind) if {f.default, f.default_factory} == {MISSING}]:
-            raise UserError(f"{name}: {kind.__name__}.{lacking[0]} needs a default.")
+        for one in fields(kind):
+            if one.default is MISSING and one.default_factory is MISSING:
+                raise UserError(f"{name}: {kind.__name__}.{one.name} needs a default.")
         if isinstance(usual, kind):
             chosen = replace(usual, name=name)
         else:

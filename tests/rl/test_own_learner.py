@@ -276,10 +276,13 @@ def found_task(folder: Path) -> FoundTask:
 
 def test_a_derived_configuration_begins_with_what_the_task_has_set(mine: Path) -> None:
     (mine / "more.py").write_text(
-        "from dataclasses import dataclass\n"
+        "from dataclasses import dataclass, field\n"
         "from mjfleet.config import PPOConfig\n"
+        "@dataclass(frozen=True)\n"
+        "class Table:\n    rows: dict = field(default_factory=dict)\n"
         "@dataclass(frozen=True, kw_only=True)\n"
         "class MoreConfig(PPOConfig):\n    more: int = 1\n    schedule: str = 'fixed'\n"
+        "    table: Table = Table()\n"
         "class More:\n    Config = MoreConfig\n"
         "class Wrong:\n    Config = int\n"
         "@dataclass(frozen=True, kw_only=True)\n"
