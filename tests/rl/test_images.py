@@ -110,6 +110,14 @@ def test_a_shared_encoder_needs_the_same_images_or_is_one_message() -> None:
         build_networks(env, other, "cpu", str)
 
 
+def test_a_student_and_its_teacher_share_no_encoder() -> None:
+    """The teacher's weights would be the student's, and neither would be learned."""
+    learning = {"name": "distillation", "share_cnn_encoders": True}
+    config = agent(algorithm=learning, teacher=ENCODER | {"obs_groups": ["camera"]})
+    networks, _ = build_networks(env_with(bytes_like(3, 9, 9)), config, "cpu", str)
+    assert not {*networks["actor"].parameters()} & {*networks["critic"].parameters()}
+
+
 def test_grpo_learns_the_encoder_of_its_actor_although_it_learns_no_critic() -> None:
     learning = {"name": "grpo", "group_size": 4, "share_cnn_encoders": True}
     config = agent(algorithm=learning)

@@ -45,6 +45,8 @@ NEEDS = (
     ("algorithm.lam", "algorithm.name", PPO),
     ("algorithm.value_loss_coef", "algorithm.name", PPO),
     ("algorithm.use_clipped_value_loss", "algorithm.name", PPO),
+    ("algorithm.share_cnn_encoders", "algorithm.name", PPO),
+    ("algorithm.(backprop|learning_threads)", "algorithm.name", BOTH),
     ("critic.(?!cnn_cfg)", "algorithm.name", PPO),
     ("critic.cnn_cfg", "algorithm.name", VALUES),
     ("actor.(?!cnn_cfg)", "algorithm.name", NOT_SAC),

@@ -44,7 +44,8 @@ def build_networks(
         settings = resolve_rnd_config(config["algorithm"], obs, groups, env)
         settings = resolve_symmetry_config(settings, env)
         del settings["class_name"]
-        is_shared = settings.pop("share_cnn_encoders") and agent.algorithm.learns_values
+        has_values = agent.algorithm.learns_values and not agent.distils
+        is_shared = settings.pop("share_cnn_encoders") and has_values
         for name in names:
             kind = config[name].pop("class_name")
             more = encoders_of(networks["actor"], kind) if is_shared and networks else {}
