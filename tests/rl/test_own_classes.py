@@ -26,7 +26,7 @@ NETS, LEARNER, PENALTY, PENALTY_CONFIG, TD3, IMAGE_AGENT = PYTHON
 MORE = '''
 
 from mjfleet.rl.ppo import ppo
-from rsl_rl.models import CNNModel
+from rsl_rl.models import CNNModel, RNNModel
 from rsl_rl.modules import distribution
 
 
@@ -63,6 +63,10 @@ class Betas(MLPModel):
     def __init__(self, *args: Any, **settings: Any) -> None:
         beta = {"class_name": distribution.BetaDistribution}
         super().__init__(*args, **settings | {"distribution_cfg": beta})
+
+
+class Remembering(RNNModel):
+    pass
 
 
 class Deeper(CNNModel):
@@ -270,6 +274,17 @@ def test_images_are_seen_by_convolutions(output: Output, run: Run, tmp_path: Pat
         done = run("train", "pole-camera", *SMALL, *FAST, *flags, "--log-root", "other")
         assert (done.returncode, words in done.stderr) == (2, True)
         assert not list((tmp_path / "other").glob("*/*"))
+
+
+@pytest.mark.usefixtures("pole")
+def test_a_memory_of_ones_own_needs_an_environment_for_each_minibatch(
+    run: Run, tmp_path: Path
+) -> None:
+    memory = ("--agent.actor.class-name", "nets:Remembering", "--agent.algorithm.num-mini-batches")
+    done = run("train", "pole-balance", *SMALL, *FAST, *memory, "17")
+    text = "num-mini-batches is 17, more than the 16 environments"
+    assert (done.returncode, text in done.stderr) == (2, True), done.stderr
+    assert not list(tmp_path.glob("logs/*/*"))
 
 
 def test_a_network_for_images_needs_its_layers(pole: FoundTask) -> None:

@@ -34,7 +34,11 @@ class RolloutLearner(Learner):
     _after: Any = None
 
     def __init__(self, setup: Setup, kind: Literal["rl", "distillation"] = "rl") -> None:
-        """Build `actor` and `critic`, and room for a rollout, in which rsl_rl stores by `kind`."""
+        """Build `actor` and `critic`, and room for a rollout, in which rsl_rl stores by `kind`.
+
+        Raises:
+            UserError: they cannot be built, or rollouts cannot be learned from.
+        """
         super().__init__(setup)
         built = build_networks(setup.env, setup.agent, setup.device, setup.load)
         self._networks, self.settings = built
@@ -47,6 +51,8 @@ class RolloutLearner(Learner):
             if network.is_recurrent:
                 put = partial(_remember, network)
                 self.add_state(f"{name}_memory", per="env", get=network.get_hidden_state, set=put)
+                # The configuration does not know of a class of the user's that it has a memory.
+                self.config.check_rollouts(setup.env.num_envs, self.num_steps, by_env=True)
         self.scratch("storage")
 
     @classmethod
