@@ -16,6 +16,7 @@ from rsl_rl import algorithms
 from torch.nn.parallel import DistributedDataParallel
 
 from mjfleet.config import AgentConfig, from_dict
+from mjfleet.config.agent_config import TeacherConfig
 from mjfleet.env import Env, EnvShard
 from mjfleet.loggers.logger import Row
 from mjfleet.rl.algorithm import Algorithm
@@ -25,6 +26,7 @@ from mjfleet.rl.checks.replicas import OutOfStepError
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.evaluation.evaluator import Evaluator
 from mjfleet.rl.learner import Learner, Setup, Step
+from mjfleet.rl.libraries.rsl_rl import Distillation
 from mjfleet.rl.libraries.skrl import SkrlPPO
 from mjfleet.rl.networks import rsl_rl_config
 from mjfleet.rl.ppo import PPO
@@ -632,6 +634,20 @@ def test_summed_state_is_equal_on_all_ranks_and_that_of_one_with_all_environment
     assert env.count.tolist() == [both * 0.875, steps * 0.875]
 
 
+def imitate(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """Learn from a teacher, by an optimiser that makes weights smaller."""
+    config = agent(name="distillation", optimizer="adamw", gradient_length=4)
+    config = replace(config, teacher=TeacherConfig(hidden_dims=(8,)))
+    first, learned = ranks.algorithm(Distillation, config), ranks.learn(Distillation, config)
+    return {"first": weights(first), "learned": weights(learned)}
+
+
+def test_a_students_deviation_stays_what_it_was_on_several_ranks(found: Found) -> None:
+    first, learned = (found[0]["imitate"][name] for name in ("first", "learned"))
+    same = {key for key, value in first.items() if torch.equal(learned[key], value)}
+    assert {key for key in same if key.startswith("actor")} == {"actor.distribution.std_param"}
+
+
 def resume_best(ranks: Ranks, folder: str) -> dict[str, Any]:
     """Resume a run whose best checkpoint is on the first rank's host alone."""
     evaluator = Evaluator(short(EnvShard(3 * ranks.rank, 3 - ranks.rank, 5)), interval=1)
@@ -655,6 +671,7 @@ def test_all_ranks_know_the_best_return_where_one_host_has_the_best_checkpoint(
 PARTS = (
     exchange, learn_fast, learn_both_ways, follow_gradients, count_reductions, learn_by_graphs,
     learn_in_groups, normalise, train, count_falls, resume_best,
+    imitate,
 )  # fmt: skip
 OF_LIBRARIES = learn_with_libraries, count_of_libraries
 

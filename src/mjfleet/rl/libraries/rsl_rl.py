@@ -92,6 +92,8 @@ class Distillation(_Holder):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, "distillation")
         self.critic.requires_grad_(False)
+        # No loss depends on it. AdamW would make a deviation smaller that has a gradient of 0.
+        self.actor.distribution.requires_grad_(False)
         config, rollout = self.config, self.storage
         rollout.distribution_params = tuple(torch.zeros_like(rollout.actions) for _ in range(2))
         parts: Any = self.actor, self.critic, rollout
