@@ -238,6 +238,7 @@ WRONG: list[tuple[Arguments, str]] = [
     ({"mode": "add"}, "geom_friction of 'runner' must not be negative; it is 0.2 in the model"),
     ({"field": "body_mass", "names": "hand", "mode": "add"},
      "body_mass of 'hand' must be above 0; it is 0.1 in the model, and could be -0.4"),
+    ({"field": "geom_rgba"}, "not be above 1; it is 1 in the model, and could be 0.5 to 2"),
     ({"field": "geom_size", "names": "palm", "distribution": (0.0, 1.0)}, "must be above 0"),
     ({"field": "geom_size", "names": "floor"}, "'floor' is of no primitive geom"),
     ({"field": "kp", "names": ".*"}, "'twist' is of no position actuator"),

@@ -309,7 +309,7 @@ def _check(one: Variation, own: np.ndarray, rows: np.ndarray, names: list[str]) 
         for at in map(tuple, np.argwhere(broken)):
             raise UserError(
                 f"{one}: {field} of {names[at[0]]!r} {must}; it is {own[at]:.3g} in the model, and "
-                f"could be {low[at]:.3g}."
+                f"could be {low[at]:.3g} to {high[at]:.3g}."
             )
 
 
