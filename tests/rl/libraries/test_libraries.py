@@ -18,9 +18,10 @@ from mjfleet.errors import UserError
 from mjfleet.rl.build_algorithm import LEARNERS, choose_algorithm
 from mjfleet.rl.checkpoints.files import read_checkpoint
 from mjfleet.rl.learner import Learner
+from mjfleet.rl.runner import Runner
 
 from ...conftest import Output, Refusal, Run, only_run, rows
-from ...env.test_env import BUNDLED
+from ...env.test_env import BUNDLED, build_task
 from ..ppo.test_ppo import agent, learn
 from ..test_ranks import weights
 
@@ -96,6 +97,21 @@ def test_rl_games_adapts_the_learning_rate_and_leaves_a_remainder_out() -> None:
     assert alg.learning_rate != config.ppo.learning_rate
     assert alg.learning_rate == alg.optimizer.param_groups[0]["lr"]
     assert losses["value"] > 0
+
+
+@pytest.mark.parametrize("library", ["skrl", "rl_games"])
+@pytest.mark.parametrize(("envs", "steps"), [(1, 2), (2, 1)])
+def test_each_learns_in_one_environment_or_by_single_steps(
+    envs: int, steps: int, library: str
+) -> None:
+    task = BUNDLED["cartpole-balance"]
+    numbers = {"num_mini_batches": 1, "num_learning_epochs": 2}
+    short = {"num_steps_per_env": steps, "max_iterations": 2, "algorithm": numbers}
+    config = from_dict(task.task.agent, {"library": library, **short})
+    env = build_task("cartpole-balance", "native", "cpu", num_envs=envs)
+    runner, found = Runner(env, config, "cpu", 1, task.load), list[Any]()
+    runner.train(found.append, lambda: None)
+    assert [row["total_steps"] for row in found] == [2, 4]
 
 
 def test_each_goes_on_from_what_another_has_saved() -> None:

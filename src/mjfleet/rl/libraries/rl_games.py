@@ -25,11 +25,13 @@ class RlGamesPPO(LibraryPPO):
         # rl_games notes with a step whether an episode ended before it, and ignores the first.
         flags = ended[-1], last_values.detach(), ended.roll(1, 0)
         gains = agent.discount_values(*flags, storage.values, storage.rewards)
-        rollout = dict(zip(("mus", "sigmas"), storage.distribution_params or (), strict=True)) | {
+        # rl_games overwrites these.
+        policy = map(torch.clone, storage.distribution_params or ())
+        rollout = dict(zip(("mus", "sigmas"), policy, strict=True)) | {
             "returns": storage.values + gains, "dones": ended, "values": storage.values,
             "actions": storage.actions, "neglogpacs": -storage.actions_log_prob.squeeze(2), **seen,
         }  # fmt: skip
-        # rl_games learns environment by environment, and overwrites `mus` and `sigmas`: of copies.
+        # rl_games learns environment by environment.
         rows = {name: part.transpose(0, 1).flatten(0, 1) for name, part in rollout.items()}
         obses = {name: rows.pop(name) for name in seen}
         agent.play_steps = lambda: rows | {"obses": obses, "played_frames": 0, "step_time": 0.0}
