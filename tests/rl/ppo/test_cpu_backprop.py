@@ -126,6 +126,25 @@ def test_activations_without_a_closed_form_are_left_to_autograd(activation: str)
     assert not CpuBackprop.supports(*other[:2])
 
 
+@pytest.mark.parametrize(
+    ("place", "layer"),
+    [
+        (3, torch.nn.Tanh()),
+        (3, torch.nn.ELU(alpha=0.5)),
+        (3, torch.nn.Linear(16, 16)),
+        (2, torch.nn.Linear(24, 16, bias=False)),
+    ],
+)
+def test_layers_that_a_class_of_ones_own_has_changed_are_left_to_autograd(
+    place: int, layer: torch.nn.Module
+) -> None:
+    actor, critic, _ = build()
+    critic.mlp[place] = layer
+    assert not CpuBackprop.supports(actor, critic)
+    del critic.mlp[1:]
+    assert not CpuBackprop.supports(actor, critic)
+
+
 def test_elu_is_that_of_torch_everywhere() -> None:
     steep = torch.linspace(-120.0, 120.0, 2**12)
     flat = torch.linspace(-1e-3, 1e-3, 2**12)

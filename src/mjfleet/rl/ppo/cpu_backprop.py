@@ -72,6 +72,21 @@ def _widest(mlp: Any) -> int:
     return max(layer.out_features for layer in mlp if isinstance(layer, nn.Linear))
 
 
+def _is_plain(layers: Sequence[Any]) -> bool:
+    """Return whether these are linear layers with biases, and one known activation between them.
+
+    A subclass of PPO may have changed some.
+    """
+    linears, activations = layers[::2], layers[1::2]
+    return (
+        len(linears) == len(activations) + 1 > 1
+        and all(type(layer) is nn.Linear and layer.bias is not None for layer in linears)
+        and type(layers[1]) in ACTIVATIONS
+        and all(type(layer) is type(layers[1]) for layer in activations)
+        and all(getattr(layer, "alpha", 1.0) == 1.0 for layer in activations)
+    )
+
+
 class CpuNetwork:
     """A network's layers with room for the outputs of up to `num_rows` samples.
 
@@ -161,7 +176,7 @@ class CpuBackprop:
         return all(
             type(model) in (MLPModel, CNNModel)
             and (model.distribution is None or type(model.distribution) is GaussianDistribution)
-            and all(type(layer) in (nn.Linear, *ACTIVATIONS) for layer in model.mlp)
+            and _is_plain([*model.mlp])
             for model in models
         )
 
