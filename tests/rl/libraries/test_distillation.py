@@ -1,15 +1,20 @@
 """A student imitates the policy of another run."""
 
+import copy
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import mjfleet
+from mjfleet.config import from_dict
+from mjfleet.rl.runner import Runner
 
 from ...conftest import SMALL, Run, rows
+from ...env.test_env import BUNDLED, build_task
 
 TASK = "cartpole-balance"
 SAVING = (*SMALL, "--agent.save-interval", "1", "--plain")
@@ -79,6 +84,28 @@ def test_a_resumed_student_computes_what_one_without_interruption_does(
             assert done.returncode == 0, done.stderr
     whole, halved = (next(tmp_path.glob(f"logs/*/*_{name}")) for name in ("whole", "halved"))
     torch.testing.assert_close(weights(whole, 4), weights(halved, 4), rtol=0, atol=0)
+
+
+def test_a_teacher_remembers_from_rollout_to_rollout() -> None:
+    task = BUNDLED[TASK]
+    memory = {"class_name": "RNNModel", "rnn_hidden_dim": 8, "hidden_dims": [8]}
+    learning = {"name": "distillation", "gradient_length": 4}
+    numbers = {"num_steps_per_env": 4, "max_iterations": 3}
+    config = from_dict(task.task.agent, {**numbers, "algorithm": learning, "teacher": memory})
+    env = build_task(TASK, "native", "cpu", num_envs=4)
+    env.max_episode_length = 6
+    runner = Runner(env, config, "cpu", 1, task.load)
+    alone, rollout = copy.deepcopy(runner.alg.critic).eval(), runner.alg.storage
+
+    @torch.inference_mode()
+    def follow(row: Any) -> None:
+        for step in range(4):
+            expected = alone(rollout.observations[step])
+            torch.testing.assert_close(rollout.privileged_actions[step], expected)
+            alone.reset(rollout.dones[step].flatten())
+
+    runner.train(follow, lambda: None)
+    assert runner.current_learning_iteration == 3
 
 
 def test_iterate_imitates_the_teacher_of_a_runs_configuration(

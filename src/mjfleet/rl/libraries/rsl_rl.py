@@ -134,15 +134,20 @@ class Distillation(_Holder):
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, and note the teacher's."""
-        networks, step = (self.actor, self.critic), self.storage.step
+        step = self.storage.step
         if step == 0:  # Where the update begins too, also after a resume.
-            states = tuple(network.get_hidden_state() for network in networks)
-            self.inner.last_hidden_states = states
+            self.inner.last_hidden_states = self.actor.get_hidden_state(), None
         actions = super().act(obs)
         new = self.actor.output_mean, self.actor.output_std
         for rollout, now in zip(self.storage.distribution_params or (), new, strict=True):
             rollout[step] = now
         return actions
+
+    def _learn(self) -> dict[str, float]:
+        memory = self.critic.get_hidden_state()
+        losses = super()._learn()
+        self.critic.reset(hidden_state=memory)  # rsl_rl's update sets it back to an earlier one.
+        return losses
 
     def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
         self._is_taught |= "critic" in names
