@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -39,6 +39,7 @@ NUMBER: Any = 0.7  # In the place of a range.
 PLAIN: Any = {"torque": 0.0}  # In the place of a configuration.
 AGENT = discover({}).tasks["go1-velocity-flat"].task.agent
 RNN = ActorConfig(class_name="RNNModel")
+STUDENT = PPOConfig(name="distillation", gradient_length=11)
 
 
 def mirrored(**use: bool) -> PPOConfig:
@@ -67,6 +68,7 @@ def rollouts(num_envs: int, **agent: Any) -> None:
         (lambda: rollouts(1, num_steps_per_env=2), ["num-mini-batches is 4", "2 samples"]),
         (lambda: rollouts(3, actor=RNN), ["num-mini-batches is 4", "3 environments"]),
         (lambda: rollouts(1, num_steps_per_env=1), ["one sample"]),
+        (lambda: rollouts(8, num_steps_per_env=2, algorithm=STUDENT), ["length is 11", "10 steps"]),
         (
             lambda: AgentConfig(actor=RNN, algorithm=mirrored(use_mirror_loss=True)),
             ["symmetry", "MLPModel"],
@@ -82,6 +84,11 @@ def test_bad_values_are_refused_when_the_configuration_is_made(make: Any, words:
         make()
     for word in words:
         assert word in str(error.value)
+
+
+def test_a_student_has_neither_advantages_nor_minibatches() -> None:
+    learning = replace(STUDENT, gradient_length=5)
+    rollouts(1, num_steps_per_env=1, actor=RNN, algorithm=learning)
 
 
 def test_ppo_has_every_parameter_of_rsl_rl() -> None:

@@ -188,6 +188,14 @@ class PPOConfig(AlgorithmConfig):
         return self.name != "grpo"
 
     def check_rollouts(self, num_envs: int, steps: int, by_env: bool) -> None:
+        if self.name == "distillation":  # Without advantages and minibatches.
+            if self.gradient_length > (total := self.num_learning_epochs * steps):
+                raise UserError(
+                    f"--agent.algorithm.gradient-length is {self.gradient_length}, more than the "
+                    f"{total} steps of an update, --agent.algorithm.num-learning-epochs times "
+                    "--agent.num-steps-per-env: nothing would be learned."
+                )
+            return
         if num_envs % self.envs_per_group:
             raise UserError(
                 f"--agent.algorithm.group-size is {self.group_size}; it must divide the "
