@@ -105,8 +105,8 @@ def test_an_empty_name_of_a_file_a_run_or_a_host_is_refused(refusal: Refusal) ->
         *(["mjfleet", "export", RUN_DIR, flag] for flag in ("--output", "--clip")),
         *([*clip, flag] for flag in ("--video", "--plot")),
     ):
-        assert f"{words[-1]} is ''; it must be a name" in refusal(*words, "")
-    assert "it must be a name" in refusal("mjfleet", "export", "")
+        assert f"{words[-1]} is ''; it must be the name of" in refusal(*words, "")
+    assert "it must be the name of" in refusal("mjfleet", "export", "")
 
 
 @pytest.mark.parametrize(

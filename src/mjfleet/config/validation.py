@@ -76,14 +76,13 @@ def class_or(*names: str) -> Rule:
     return Rule(lambda v: v in names or is_class_path(v), " or ".join((*names, own)))
 
 
-NAME = Rule(lambda v: v.strip() != "", "a name, not an empty text")
+NAME = Rule(lambda v: v.strip() != "", "the name of a file, run, clip, camera or host, not empty")
 Name = Annotated[str, NAME]
 OptionalName = Annotated[str | None, optional(NAME)]
 FOLDER = Rule(lambda v: v.strip() != "" and "\0" not in v, "the name of a folder")
 Folder = Annotated[str, FOLDER, Kind.PLACEMENT]
 OptionalFolder = Annotated[str | None, optional(FOLDER), Kind.PLACEMENT]
-GIVEN = Rule(lambda v: v.strip() != "", "the name of a file or of a run, not empty")
-PathText = Annotated[str | None, optional(GIVEN), Kind.PLACEMENT]
+PathText = Annotated[str | None, optional(NAME), Kind.PLACEMENT]
 LayerSizes = Annotated[
     tuple[int, ...],
     Rule(

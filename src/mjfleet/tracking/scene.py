@@ -15,7 +15,8 @@ from mjfleet.tracking.config import TrackingConfig
 FAR = 1e3  # Where the range of a joint without limits ends, rad or m.
 TOUCH = "tracking/"  # Before the names of sensors that count contacts with the world.
 SELF = "tracking self"  # The sensor of the largest force between bodies of the robot.
-FORCE = (1 << int(mjtConDataField.mjCONDATA_FORCE), 2, 1)  # Of the contact with the largest one.
+FORCE = (1 << int(mjtConDataField.mjCONDATA_FORCE), 2, 1)
+"""A contact sensor's parameters: it measures the force of the contact in which that is largest."""
 OWN_BIT = 1 << 16
 """The bit of contype and conaffinity by which shapes of a robot collide with each other."""
 

@@ -18,7 +18,7 @@ ENTRIES = (
     "actuator_names", "actuator_kinds", "joint_names", "default_pose", "kp", "kv", "gear",
     "torque_limits",
 )  # fmt: skip
-"""Of each actuator."""
+"""Lists with an item for each actuator."""
 JOINT_KINDS = mjtTrn.mjTRN_JOINT, mjtTrn.mjTRN_JOINTINPARENT
 JOINT_AXES = {mjtJoint.mjJNT_BALL: 3, mjtJoint.mjJNT_FREE: 6}
 OTHER_AXES = {mjtTrn.mjTRN_TENDON: 1, mjtTrn.mjTRN_SLIDERCRANK: 1, mjtTrn.mjTRN_SITE: 6}
