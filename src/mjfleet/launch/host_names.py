@@ -41,7 +41,7 @@ def choose_hosts(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
         names = _slurm_hosts(environ)
     own_names = [name for name in names if is_here(name)]
     if len(own_names) > 1:
-        addresses = ", ".join(f"{name} is {_resolve(name)}" for name in own_names)
+        addresses = ", ".join(f"{name} is {resolve(name)}" for name in own_names)
         raise UserError(
             f"--hosts: {' and '.join(own_names)} are both this host, since their names resolve to "
             f"{addresses} here. Correct /etc/hosts, or give addresses instead of names."
@@ -55,7 +55,7 @@ def is_here(name: str) -> bool:
     """Return whether a name resolves to an address of this host."""
     if name == LOCALHOST:
         return True
-    address = _resolve(name)
+    address = resolve(name)
     if address is None:
         return name == socket.gethostname()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -91,7 +91,8 @@ def _slurm_hosts(environ: Mapping[str, str]) -> list[str]:
     return names
 
 
-def _resolve(name: str) -> str | None:
+def resolve(name: str) -> str | None:
+    """Return the first address of a name or an address; None: it is not known."""
     try:
         return str(socket.getaddrinfo(name, None)[0][4][0])
     except (OSError, UnicodeError):  # What is no name at all.

@@ -59,7 +59,7 @@ def test_a_message_arrives_as_it_was_sent() -> None:
 
 
 def test_messages_arrive_in_order_other_lines_are_ignored_and_none_is_last(pair: Pair) -> None:
-    pair.noise.write(b"Welcome to node1!\n\n")
+    pair.noise.write(b"Welcome to node1!\n\nPrompt> ")
     for number in range(3):
         pair.first.send(SendSignal(number))
     pair.first.close()

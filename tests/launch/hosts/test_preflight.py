@@ -157,6 +157,9 @@ def test_a_host_that_cannot_reach_the_first_is_named(found: FoundTask) -> None:
     loopback = LaunchConfig(launcher_address="127.0.0.1")
     with pytest.raises(UserError, match=r"a loopback address.* as 10\.0\.0\.9 by node2\.$"):
         find_meeting_address(connections, known, loopback)
+    for nowhere in ("a..b", "no host"):
+        with pytest.raises(UserError, match=f"--launcher-address {nowhere} .* nor a name"):
+            find_meeting_address(connections, known, LaunchConfig(launcher_address=nowhere))
     # This host's own variable is of the user's connection to it.
     for host in hosts:
         host.is_here = True

@@ -17,7 +17,7 @@ from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.worker_args import Outcome, WorkerArgs
 
 MARK = b"\x1e"
-"""Begins a message (RFC 7464). Other lines, such as those that a login prints, are ignored."""
+"""Begins a message (RFC 7464). What stands before it, as a login prints it, is ignored."""
 HEARTBEAT_SECONDS = 1.0
 LOST_SECONDS = 20.0  # A peer on another host that has been silent for this long counts as lost.
 FULL = 64  # Queued messages from which on a sender of files should wait.
@@ -80,8 +80,8 @@ def encode(message: Message) -> bytes:
 
 
 def decode(line: bytes) -> Message:
-    """Return the message in a line that begins with MARK."""
-    name, fields = json.loads(line[len(MARK) :])
+    """Return the message of a line, which begins with MARK."""
+    name, fields = json.loads(line.partition(MARK)[2])
     if name == FilePiece.__name__:
         fields["data"] = base64.b64decode(fields["data"])
     # JSON has made lists of tuples, of which messages consist.
@@ -174,6 +174,6 @@ class HostChannel:
                 return
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                if line.startswith(MARK):
+                if MARK in line:
                     self._receive(decode(line))
         self.is_silent = True

@@ -1,7 +1,6 @@
 """Checks that the hosts of a run fit together and reach each other. Runs in the launcher."""
 
 import ipaddress
-import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import IO
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import VISIBLE, Devices, choose_devices
+from mjfleet.launch.host_names import resolve
 from mjfleet.launch.hosts.host_agent import CONNECT_SECONDS
 from mjfleet.launch.hosts.host_channel import Answer, Meet
 from mjfleet.launch.hosts.host_inventory import AskInventory, HostInventory, host_inventory
@@ -122,17 +122,20 @@ def find_meeting_address(
     first, *others = connections
     address, source = "127.0.0.1", "this host's own"
     if wanted := config.launcher_address:
-        source = f"--launcher-address {wanted}"
-        try:
-            address = str(socket.getaddrinfo(wanted, None)[0][4][0])
-        except OSError as error:
-            raise UserError(f"{source}: {error.strerror}.") from None
+        source, address = f"--launcher-address {wanted}", resolve(wanted) or wanted
     elif not first.is_here:
         address, source = facts[first].address, f"the address by which ssh reaches {first}"
     elif others:
         address = facts[others[0]].launcher_address
         source = f"the address by which {others[0]} knows this host"
-    if others and ipaddress.ip_address(address).is_loopback:
+    try:
+        is_loopback = ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        raise UserError(
+            f"{source} is {address!r}, which is neither an address nor a name that is known here. "
+            "Set --launcher-address to an address of the first host that the others reach."
+        ) from None
+    if others and is_loopback:
         known = [f"{facts[host].launcher_address} by {host}" for host in others if not host.is_here]
         seen_as = f"; this host is seen as {', '.join(known)}" if known else ""
         raise UserError(
