@@ -1,5 +1,6 @@
 """Workers that are forked in torchrunx's agent: how they end."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,12 +12,25 @@ from ..conftest import PATIENCE, Run
 from .workers import write_noisy
 
 
-def test_the_end_of_each_worker_is_known_once_all_have_ended() -> None:
-    workers = ForkedWorkers(entrypoint=sys.exit, args={0: (0,), 1: (3,), 2: (0,)})
+def test_the_end_of_each_worker_is_known_once_all_have_ended_and_none_is_reaped() -> None:
+    (begins, begin), (told, tell) = os.pipe(), os.pipe()
+
+    def end(code: int) -> None:
+        os.read(begins, 1)
+        os.write(tell, b"%d " % os.getpid())
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        sys.exit(code)
+
+    workers = ForkedWorkers(entrypoint=end, args={0: (0,), 1: (3,), 2: (-9,)})
+    os.write(begin, b"123")
     result = workers.wait(PATIENCE)
     assert result is not None
     assert result.return_values == {0: None, 1: None, 2: None}
-    assert {r: failure.message for r, failure in result.failures.items()} == {1: "exit code 3"}
+    codes = {rank: failure.message for rank, failure in result.failures.items()}
+    assert codes == {1: "exit code 3", 2: "exit code -9"}
+    for pid in os.read(told, 100).split():  # The watchdog still sees how it has ended.
+        assert os.waitid(os.P_PID, int(pid), os.WEXITED | os.WNOWAIT)
 
 
 @pytest.mark.slow

@@ -115,6 +115,15 @@ def test_a_worker_that_nccl_aborts_is_the_cause_only_if_no_other_fails(
     assert expected[1] in failure.message
 
 
+def test_a_clock_that_is_set_back_holds_up_no_failure(
+    seen: WorkerProcesses, args: WorkerArgs, tmp_path: Path
+) -> None:
+    lost = Failure.seen("RuntimeError", "lost", args, args.rank_of(0), Heartbeat())
+    lost = replace(lost, is_secondary=True, time=time.time() + 3600.0)
+    lost.write(tmp_path)
+    assert seen.failure() == lost
+
+
 def test_a_worker_that_just_ends_is_a_failure_unless_it_is_done(
     seen: WorkerProcesses, workers: Workers, args: WorkerArgs
 ) -> None:

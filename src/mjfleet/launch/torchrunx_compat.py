@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -33,7 +32,6 @@ from mjfleet.utils.wait_until import wait_until
 
 T = TypeVar("T")
 FORK = multiprocessing.get_context("fork")
-UNREAPED_SECONDS = 3.0  # For the watchdog to look at how workers have ended, before that is lost.
 ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # Look, but do not reap.
 
 
@@ -114,12 +112,14 @@ class ForkedWorkers:
             process.start()
 
     def wait(self, timeout: float) -> SimpleNamespace | None:
-        """Return how the workers have ended, once all have; None after so many seconds."""
-        pids = [process.pid for process in self._processes.values() if process.pid]
-        if not wait_until(lambda: all(map(_has_ended, pids)), timeout):
+        """Return how the workers have ended, once all have; None after so many seconds.
+
+        None of them is reaped: the watchdog looks at how they have ended.
+        """
+        workers = self._processes.items()
+        if not wait_until(lambda: all(_exit_code(one) is not None for _, one in workers), timeout):
             return None
-        time.sleep(UNREAPED_SECONDS)
-        codes = {rank: process.exitcode for rank, process in self._processes.items()}
+        codes = {rank: _exit_code(one) for rank, one in workers}
         failures = {r: SimpleNamespace(message=f"exit code {c}") for r, c in codes.items() if c}
         return SimpleNamespace(return_values=dict.fromkeys(codes), failures=failures)
 
@@ -133,11 +133,13 @@ class ForkedWorkers:
             os._exit(1)
 
 
-def _has_ended(pid: int) -> bool:
+def _exit_code(process: Any) -> int | None:
+    """Return the exit code of a worker, or minus the number of a signal; None while it runs."""
     try:
-        return os.waitid(os.P_PID, pid, ENDED) is not None
+        end = os.waitid(os.P_PID, process.pid, ENDED)
     except ChildProcessError:  # It ended while another one was started, which has reaped it.
-        return True
+        return process.exitcode
+    return end and (end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
 
 
 class PipeGroup(LauncherAgentGroup[T]):
@@ -197,6 +199,7 @@ def _run_agent(pipe: Connection, log: Path) -> None:
         logger_port=0,
         hostname=LOCALHOST,
     )
+    threading.Event().wait()  # With the workers, unreaped, until the host agent has looked at them.
 
 
 def _replace(module: object, **names: object) -> None:

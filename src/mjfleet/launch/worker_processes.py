@@ -121,7 +121,7 @@ class WorkerProcesses:
         states = [_state(heart.pid) if heart.pid else ("R", 0) for heart in self._hearts]
         recorded = read_failures(*self._folders)
         cause = recorded[0] if recorded else None
-        if cause and not (cause.is_secondary and time.time() - cause.time < ALONE_SECONDS):
+        if cause and not (cause.is_secondary and abs(time.time() - cause.time) < ALONE_SECONDS):
             return cause
         known = {found.rank for found in recorded}
         for rank, heart, (state, status) in zip(self._ranks, self._hearts, states, strict=True):
