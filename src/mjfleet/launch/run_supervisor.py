@@ -53,7 +53,7 @@ def supervise(
             # Other hosts would take a launcher that Ctrl-Z suspends for lost.
             before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
             stack.callback(signal.signal, signal.SIGTSTP, before)
-        stack.enter_context(stop.deferred(is_announced=False))  # Rank 0 announces it.
+        stack.enter_context(stop.deferred(is_announced=False))  # Once it is known what follows.
         return RunSupervisor(plan, connections, relay).follow(stop)
 
 
@@ -117,6 +117,7 @@ class RunSupervisor:
             if (number := stop.check()) and not is_asked_to_stop:
                 deadline = min(deadline, time.monotonic() + ANSWER_SECONDS)
                 if all(host.has_begun for host in self._hosts.values()):
+                    stop.announce(number)
                     self._connections.send(SendSignal(number))
                     is_asked_to_stop = True
                 elif time.monotonic() > deadline:  # There is no iteration to finish.

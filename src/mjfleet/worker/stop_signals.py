@@ -72,6 +72,11 @@ class StopRequest:
         finally:
             self._is_deferred, self._is_announced = before
 
+    def announce(self, number: int) -> None:
+        """Print what the first signal does."""
+        name = signal.Signals(number).name
+        self._say(f"{name}: stopping after this iteration; once more stops at once")
+
     def check(self) -> int | None:
         """Return the signal that was received and deferred, if any.
 
@@ -96,9 +101,9 @@ class StopRequest:
         self.received = signal.SIGTERM if is_user else number
         if self._ends_from_outside or (is_first and self._is_deferred):
             if is_first and self._is_announced:
-                self._say(f"{name}: stopping after this iteration; once more stops at once")
-            elif is_first and is_user and not self._ends_from_outside:
-                self._say(f"{name} counts as SIGTERM")  # Rank 0 gets it, and announces it.
+                self.announce(number)
+            elif is_first and is_user:
+                self._say(f"{name} counts as SIGTERM")
             return
         self._say(f"{name}: stopping at once")
         self._is_raised = True

@@ -9,7 +9,6 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from mjfleet.utils.console import print_line
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.heartbeat import Heartbeat
@@ -32,8 +31,8 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     heartbeat = Heartbeat.in_file(args.heartbeat_file(rank.local_rank))
     heartbeat.start()
     log_file = args.log_files[rank.local_rank]
-    is_first = rank.rank == 0
-    stdout, stderr = args.terminal if args.terminal and is_first else (log_file, log_file)
+    terminal = args.terminal if rank.rank == 0 else None
+    stdout, stderr = terminal or (log_file, log_file)
     _redirect_output(stdout, stderr)
     # The agent, whose fork this is, has a handler for its own log: warnings belong in the worker's.
     root = logging.getLogger()
@@ -45,8 +44,7 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     faulthandler.enable()
     tempfile.tempdir = None  # The host agent's, for what libraries leave; a task uses the user's.
     # The launcher's signal may follow one that a scheduler has sent to this process as well.
-    say = print_line if is_first else lambda text: None
-    stop = StopRequest(say, ends_from_outside=True)
+    stop = StopRequest(lambda text: None, ends_from_outside=True)  # The launcher announces it.
     code = 1
     try:
         with stop.installed():
