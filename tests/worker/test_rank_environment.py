@@ -113,6 +113,8 @@ def test_without_them_there_is_no_place() -> None:
         ({"RANK": "x"}, "'x'"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2"),
         ({"MASTER_PORT": None}, "MASTER_PORT missing"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT=x"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT is no port"),
         ({"SLURM_NNODES": "2", "LOCAL_WORLD_SIZE": None}, "LOCAL_WORLD_SIZE missing"),
     ],
 )

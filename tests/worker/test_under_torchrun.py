@@ -1,5 +1,6 @@
 """How workers that torchrun starts again and again meet, and learn what rank 0 decides."""
 
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -9,7 +10,7 @@ from torch.distributed import HashStore, Store  # pyright: ignore[reportPrivateI
 
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.worker.rank_environment import Rank
-from mjfleet.worker.under_torchrun import decided_by_rank_0, meet
+from mjfleet.worker.under_torchrun import decided_by_rank_0, meet, meeting_store
 
 from ..conftest import PATIENCE
 
@@ -55,6 +56,14 @@ def test_a_worker_that_does_not_come_is_named() -> None:
     for rank in (0, 1):
         with pytest.raises(TimeoutError, match=f"rank {1 - rank} did not come"):
             meet(store, Rank(rank=rank, world_size=2), timedelta(0))
+
+
+def test_a_port_at_which_nobody_can_listen_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port := taken.getsockname()[1]))
+        with pytest.raises(WorkerError, match=rf"at 127\.0\.0\.1 .* port {port} .*EADDRINUSE"):
+            meeting_store(Rank(world_size=2))
 
 
 def test_all_workers_learn_why_rank_0_decides_nothing() -> None:

@@ -50,6 +50,8 @@ class Rank:
             local_world_size = int(environ.get("LOCAL_WORLD_SIZE", world_size))
             if not (0 <= local_rank <= rank < world_size and local_rank < local_world_size):
                 raise ValueError("these contradict each other")
+            if not (alone or 0 < int(environ["MASTER_PORT"]) < 2**16):
+                raise ValueError("MASTER_PORT is no port")
             return cls(
                 rank=rank,
                 local_rank=local_rank,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from mjfleet.errors import RepeatedError, UserError, WorkerError
+from mjfleet.utils.console import in_a_line
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.rank_environment import Rank
 
@@ -21,12 +22,24 @@ FIRST = "mjfleet/first"  # The store's key for the name of rank 0.
 
 @cache
 def meeting_store(rank: Rank) -> "Store":
-    """Return the store at which workers meet that we have not started: rank 0's, or torchrun's."""
-    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    """Return the store at which workers meet that we have not started: rank 0's, or torchrun's.
+
+    WorkerError if rank 0 cannot listen there, or another rank cannot connect.
+    """
+    from torch.distributed import (
+        DistNetworkError,
+        TCPStore,  # pyright: ignore[reportPrivateImportUsage]
+    )
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return TCPStore(address, port, is_master=rank.rank == 0 and not is_agents)
+    try:
+        return TCPStore(address, port, is_master=rank.rank == 0 and not is_agents)
+    except DistNetworkError as error:
+        raise WorkerError(
+            f"rank {rank.rank} cannot meet the others at {address} (MASTER_ADDR), port {port} "
+            f"(MASTER_PORT): {in_a_line(error)}"
+        ) from None
 
 
 def meet(
