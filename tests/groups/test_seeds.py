@@ -77,6 +77,8 @@ def test_seeds_are_runs_of_one_group_that_continue_as_one(
     assert [read_record(group / f"seed_{seed}")["seed"] for seed in (3, 5)] == [3, 5]
     assert train([TASK, *flags, "--agent.max-iterations", "4", "--dry-run"]) == 0
     assert capsys.readouterr().out.count("continues\n") == 2
+    with pytest.raises(UserError, match=r"gamma is 0.5, was 0.95.* --fork one of its runs"):
+        train(["--resume", str(group), "--agent.algorithm.gamma", "0.5", "--dry-run"])
     with pytest.raises(UserError, match=r"--fork: .* is a seed group"):
         train(["--resume", str(group), "--fork", "--run-dir", "b", "--agent.max-iterations", "4"])
     listed = json.loads(output("mjfleet", "runs", "--json"))

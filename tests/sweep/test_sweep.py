@@ -113,8 +113,10 @@ def test_a_sweep_begins_with_the_defaults_and_keeps_the_best(output: Output, her
     assert (trial["number"], trial["status"], trial["params"]) == (0, "finished", {RATE: 1e-3})
     same = (TASK, *flags, "--run-dir", str(folder), "--as-trained")
     assert sweep([*same, "--dry-run"]) == 0
-    with pytest.raises(UserError, match=r"algorithm.lam: .*could not be compared"):
+    with pytest.raises(UserError, match=r"lam is 0.5, was .* begin a new group"):
         sweep(["--resume", "latest", "--agent.algorithm.lam", "0.5"])
+    with pytest.raises(UserError, match=r"max.iterations: .*could not be compared"):
+        sweep(["--resume", "latest", "--agent.max-iterations", "9"])
     assert read_record(folder)["status"] == "finished"
     with pytest.raises(UserError, match=r"--init-from .* begins each trial"):
         sweep([TASK, *SPACE, "--resume", f"{path}/trial_0", "--fork"])

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from mjfleet.config import TrainConfig
-from mjfleet.config.train_config import continues_in_place
 from mjfleet.config.validation import MAX_COUNT
 from mjfleet.errors import UserError
 from mjfleet.groups.device_shares import divide_devices
@@ -21,9 +20,6 @@ from mjfleet.launch.hosts.host_environment import take_variables
 from mjfleet.launch.launch_plan import describe, make_plan, name_files, new_folder
 from mjfleet.launch.launch_training import resume_command
 from mjfleet.launch.planned_run import FAILED, draw_curves
-from mjfleet.registry import FoundTask
-from mjfleet.runs.config_yaml import differences, recorded_in
-from mjfleet.runs.named_run import recorded_config
 from mjfleet.runs.run_json import GROUP_FILE, record_of
 from mjfleet.runs.start import NEW, Chosen
 from mjfleet.utils.console import print_line
@@ -38,12 +34,11 @@ def train_seeds(chosen: Chosen) -> int:
     """Train a seed group; return the exit code.
 
     The configuration is what all runs have in common. UserError if a value does not fit this
-    machine, or changes what the group learns, or all runs were refused: of a new group, nothing is
-    left then.
+    machine, or all runs were refused: of a new group, nothing is left then.
     """
     chosen = group_of(chosen, ONE_EACH)
     found, config, group = chosen.found, chosen.config, chosen.start.run_dir
-    seeds = _recorded_seeds(found, config, group) if group else None
+    seeds = _recorded_seeds(config, group) if group else None
     number = len(seeds) if seeds else count_seeds(config)
     shares = divide_devices(config, os.environ, number, config.per_run)
     seeds = seeds or _seeds_of(config, shares[0].workers)
@@ -149,17 +144,11 @@ def _seeds_of(config: TrainConfig, workers: int) -> Sequence[int]:
     return config.seeds
 
 
-def _recorded_seeds(found: FoundTask, config: TrainConfig, group: Path) -> list[int]:
-    """Return the seeds of a group; UserError if it is another kind, or is to learn otherwise."""
+def _recorded_seeds(config: TrainConfig, group: Path) -> list[int]:
+    """Return the seeds of a group; UserError if it is another kind, or has other seeds."""
     record = record_of(group)
     if (kind := record.get("kind")) != SEEDS_KIND:
         raise UserError(f"{group} is no seed group: continue it by `mjfleet {kind} --resume`.")
-    recorded = recorded_in(found, recorded_config(group), config.agent.algorithm.name)
-    if wrong := [n for n in differences(config, recorded) if not continues_in_place(n)]:
-        raise UserError(
-            f"--{wrong[0].replace('_', '-')} changes what the runs of {group} learn: train a "
-            "new group, or --fork one of its runs."
-        )
     seeds = [one.get("seed") for one in record.get("members", {}).values()]
     if not seeds or not all(type(seed) is int for seed in seeds):
         raise UserError(f"{group}: its {GROUP_FILE} names no seeds.")

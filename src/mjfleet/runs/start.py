@@ -213,10 +213,10 @@ def compare(
 ) -> Start:
     """Return a start with what differs from the run or parent, `recorded`, in its notes.
 
-    UserError if a value may not differ: what a run that continues learns, or with what the policy
-    of a parent has begun.
+    UserError if a value may not differ: what a run or a group that continues learns, or with what
+    the policy of a parent has begun.
     """
-    if start.kind not in ("continue", "fork"):
+    if start.kind.startswith("new"):
         return start
     different = differences(config, recorded) if start.base else {}
     if config.total_envs is not None and "total_envs" not in different:
@@ -235,14 +235,17 @@ def compare(
         note = f"a run of its own begins from {start.checkpoint}{with_values}"
         parent = replace(start.parent, changed=changed)
         return replace(start, parent=parent, notes=(note, *changes, *start.notes))
-    if start.iteration == 0:  # Nothing is learned yet.
+    if start.iteration == 0 and not start.is_group:  # Nothing is learned yet.
         different = {}
     if refused := {n: both for n, both in different.items() if not continues_in_place(n)}:
         flag = f"--run-dir {config.run_dir}" if config.run_dir else f"--resume {start.run_dir}"
         run = shlex.quote(config.resume or str(start.run_dir))
+        what, new = "run", f"begin a run of its own with them: --resume {run} --fork"
+        if start.is_group:
+            what, new = "group", "begin a new group, or --fork one of its runs."
         raise UserError(
-            f"{flag} continues a run, which has learned with other values: {_listed(refused)}. "
-            f"Leave these out, or begin a run of its own with them: --resume {run} --fork"
+            f"{flag} continues a {what}, which has learned with other values: {_listed(refused)}. "
+            f"Leave these out, or {new}"
         )
     why = "its metrics continue with the new code" if changes else "what is learned is the same"
     kinds = field_kinds()
