@@ -127,6 +127,8 @@ def test_a_run_with_damaged_files_is_no_mistyped_task(here: Path, refusal: Refus
         ([*ZERO, "--viewer", "native", "--port", "80"], "--port is for --viewer web"),
         ([*ZERO, "--viewer", "web", "--episodes", "3"], "--episodes"),
         ([*ZERO, "--viewer", "web", "--host", "nowhere.invalid"], "nowhere.invalid"),
+        ([*ZERO, "--viewer", "web", "--host", "::1"], "--host ::1: it must be a name or an IPv4"),
+        ([*ZERO, "--viewer", "web", "--host", "a..b"], "--host a..b: it must be a name"),
     ],
 )
 def test_mistakes_are_answered(

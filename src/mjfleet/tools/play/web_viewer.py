@@ -35,8 +35,9 @@ def show_in_browser(playback: Playback, host: str, port: int) -> None:
     """
     try:
         socket.create_server((host, 0)).close()
-    except OSError as error:
-        raise UserError(f"--host {host}: {error.strerror}.") from None
+    except (OSError, UnicodeError):
+        must = "it must be a name or an IPv4 address of this machine"
+        raise UserError(f"--host {host}: {must}.") from None
     rich.get_console().quiet = True  # Silences viser's banner.
     token = secrets.token_urlsafe(24)
     server = GuardedServer(host, port, token)
