@@ -16,7 +16,7 @@ from mjfleet.runs.run_json import read_record
 from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE, TESTS, Output, Run, Start, copy_task
-from .workers import TRAIN
+from .workers import TRAIN, write_noisy
 
 TRAINED = str(TESTS / "data/cartpole-balance-9159368")  # 3 iterations of 256 steps.
 SMALL = ("--env.num-envs", "8", "--agent.num-steps-per-env", "32", "--gpu-ids", "None")
@@ -137,3 +137,13 @@ def test_a_signal_while_nobody_reads_what_is_printed_first_is_recorded(tmp_path:
     os.close(reader)
     assert process.returncode == 128 + signal.SIGTERM
     assert read_record(tmp_path / "run")["status"] == "stopped"
+
+
+def test_a_run_that_has_lost_its_record_ends_as_it_would(run: Run, tmp_path: Path) -> None:
+    write_noisy(tmp_path, step="os.remove('d/run.json'); 1 / 0")
+    flags = ("--agent.num-steps-per-env", "8", "--agent.save-interval", "1", "--run-dir", "d")
+    result = run("train", "noisy", *flags)
+    assert result.returncode == 1
+    assert "ZeroDivisionError" in result.stderr
+    assert "KeyError" not in result.stderr
+    assert "resume with" not in result.stdout

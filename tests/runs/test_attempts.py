@@ -20,6 +20,7 @@ from mjfleet.runs.attempts import (
     current_attempt,
     replaced_checkpoints,
     undone_checkpoint,
+    write_attempts,
 )
 from mjfleet.runs.checkpoints import checkpoints_in
 from mjfleet.runs.named_run import read_run
@@ -252,6 +253,18 @@ def test_a_damaged_pointer_is_named(tmp_path: Path, content: str) -> None:
     (run_dir / "attempts/current").write_text(content)
     with pytest.raises(UserError, match="attempts/current: "):
         read_run(run_dir, "").with_checkpoint()
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_damaged_plan_changes_nothing_of_what_the_record_shows(
+    tmp_path: Path, content: str
+) -> None:
+    run_dir = begun(tmp_path / "run", "a", "b")
+    before = read_record(run_dir)
+    (run_dir / "attempts/2").mkdir(parents=True, exist_ok=True)
+    (run_dir / "attempts/2/plan.json").write_text(content)
+    write_attempts(run_dir, attempts_in(run_dir))
+    assert read_record(run_dir)["task"] == before["task"]
 
 
 def test_a_mistake_leaves_no_copy_of_its_code_and_an_undone_attempt_keeps_it(

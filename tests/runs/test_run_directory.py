@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,10 +21,18 @@ from mjfleet.launch.devices import Devices
 from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import discover
 from mjfleet.runs import run_directory, run_lock
-from mjfleet.runs.run_directory import RunDirectory, refuse_written
+from mjfleet.runs.named_run import Parent
+from mjfleet.runs.run_directory import (
+    LauncherLog,
+    RunDirectory,
+    finish_complete,
+    refuse_written,
+)
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.run_lock import RunLock, is_locked, lock_run
 from mjfleet.runs.start import Chosen, Start
+
+from .test_damaged_runs import everything
 
 TASK = discover({}).find("cartpole-balance")
 PLAN = make_plan(TASK, TASK.defaults(), [Devices(cores=1)])
@@ -117,6 +127,70 @@ def test_a_group_that_cannot_continue_keeps_the_attempts_it_has(
     with pytest.raises(UserError, match="no space left"):
         RunDirectory(path, replace(chosen, start=Start(run_dir=path)), entries)
     assert read_record(path) == before
+
+
+@pytest.mark.parametrize("full_at", ["write_json", "write_attempts", "keep"])
+def test_a_run_that_a_full_disk_does_not_let_continue_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: str
+) -> None:
+    begin(tmp_path / "run").close()
+    before = everything(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    lock = lock_run(tmp_path / "run")
+    monkeypatch.setattr(run_directory, full_at, fail)
+    if full_at != "keep":  # Nothing is freed by what is removed.
+        monkeypatch.setattr(run_directory, "write_attempts", fail)
+    with pytest.raises(UserError, match="run: no space left"):
+        resume(tmp_path / "run", TASK.defaults(), lock)
+    now = everything(tmp_path)
+    assert {**now, "run/run.json": None} == {**before, "run/run.json": None}
+
+
+def test_a_warning_that_a_full_disk_does_not_hold_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = partial(LauncherLog, "/dev/full")
+    monkeypatch.setattr(run_directory, "LauncherLog", lambda _, **options: log(**options))
+    run = begin(tmp_path / "run")
+    logging.getLogger().warning("something")
+    run.close()
+
+
+def test_a_fork_copies_no_file_to_which_a_link_leads(tmp_path: Path) -> None:
+    checkpoints, secret = tmp_path / "theirs/checkpoints", tmp_path / "secret"
+    checkpoints.mkdir(parents=True)
+    secret.write_text("secret")
+    (checkpoints / "model_4.pt").touch()
+    (checkpoints / "rank0_4.pt").symlink_to(secret)
+    parent = Parent(checkpoint=str(checkpoints / "model_4.pt"), iteration=4)
+    start = Start(kind="fork", checkpoint=checkpoints / "model_4.pt", parent=parent)
+    chosen = Chosen(found=TASK, config=TASK.defaults(), start=start)
+    with pytest.raises(UserError, match="not a regular file"):
+        RunDirectory(tmp_path / "run", chosen, PLAN.record())
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_killed_process_has_left_is_removed_and_other_files_stay(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    begin(path).close()
+    for name in ("", "files", "checkpoints", "attempts/1", "mine"):
+        (path / name).mkdir(exist_ok=True)
+        (path / name / ".x.123.tmp").touch()
+    resume(path, TASK.defaults()).close()
+    assert [*path.rglob(".x.123.tmp")] == [path / "mine/.x.123.tmp"]
+
+
+def test_a_finished_run_that_keeps_its_final_checkpoint_alone_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    begin(path).close()
+    (path / "checkpoints/final_model.pt").touch()
+    for _ in range(2):
+        finish_complete(path)
+        assert read_record(path)["status"] == "finished"
+    assert [file.name for file in (path / "checkpoints").iterdir()] == ["final_model.pt"]
 
 
 def test_run_dir_may_be_a_folder_with_other_files_which_stay(tmp_path: Path) -> None:

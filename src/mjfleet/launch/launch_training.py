@@ -5,7 +5,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -25,7 +25,7 @@ from mjfleet.registry import find_task
 from mjfleet.runs.attempts import record_failed_start
 from mjfleet.runs.read_facts import again_of, read_facts
 from mjfleet.runs.run_directory import RunDirectory, finish_complete
-from mjfleet.runs.run_json import read_record, record_file
+from mjfleet.runs.run_json import record_file, record_of
 from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.start import Again, Chosen, decide
 from mjfleet.runs.task_snapshot import code_of, snapshot_folder
@@ -85,7 +85,8 @@ def launch_training(
                 continue
         print_line(f"run directory: {run_dir}")
         if code and list((run_dir / "checkpoints").glob("model_*.pt")):
-            print_line(_how_to_continue(run_dir))
+            with suppress(UserError):  # Its run.json may be gone, and with it the run.
+                print_line(_how_to_continue(run_dir))
         return code
 
 
@@ -186,7 +187,7 @@ def _create_run_dir(plan: LaunchPlan, chosen: Chosen) -> tuple[LaunchPlan, RunDi
 
 def _how_to_continue(run_dir: Path) -> str:
     """Return the command that continues a run, with a change if it would fail again as it was."""
-    record = read_record(run_dir)
+    record = record_of(run_dir)
     *_, last = record.get("attempts") or [{}]
     again = "it would fail again as it was; " if last.get("kind") == "DivergedError" else ""
     command = resume_command(record["task"], run_dir)

@@ -24,6 +24,7 @@ from mjfleet.runs.run_json import CONFIG_FILE, is_group, now, read_record, recor
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line, print_line
+from mjfleet.utils.input_files import FOLDER as FILES
 from mjfleet.utils.safe_read import read_json
 
 ATTEMPTS = "attempts"
@@ -166,11 +167,9 @@ def complete(run_dir: Path) -> None:
     """Finish what a killed process has begun: the run is locked, and nothing is trained yet."""
     attempts = attempts_in(run_dir)
     number, _ = current_attempt(run_dir, attempts)
-    for path in run_dir.glob(".*.tmp"):
+    folders = ".", "checkpoints", "failures", "videos", "task", FILES, ATTEMPTS, f"{ATTEMPTS}/*"
+    for path in [path for name in folders for path in run_dir.glob(f"{name}/.*.tmp")]:
         remove(path)
-    for name in ("checkpoints", "failures", "videos", "task", ATTEMPTS, f"{ATTEMPTS}/*"):
-        for path in run_dir.glob(f"{name}/.*.tmp"):
-            remove(path)
     if later := replaced_checkpoints(run_dir):
         _set_aside(run_dir, attempts[number - 1], later)
     _write_config(run_dir, number)
@@ -204,7 +203,7 @@ def write_attempts(
     if shown is None:
         try:
             shown = dict(read_json(folder_of(run_dir, number) / PLAN_FILE))
-        except FileNotFoundError:  # As in runs of earlier versions.
+        except (OSError, ValueError, TypeError):  # It is damaged, or of an earlier version.
             shown = _plan_in(record)
     content = {**first, **how, **shown, "attempts": attempts}
     write_json(file or record_file(run_dir), content)

@@ -27,7 +27,14 @@ from mjfleet.runs.attempts import (
     write_attempts,
     write_pointer,
 )
-from mjfleet.runs.checkpoints import FINAL, INIT, checkpoints_in, name_also, rank_files_of
+from mjfleet.runs.checkpoints import (
+    CHECKPOINT_BYTES,
+    FINAL,
+    INIT,
+    checkpoints_in,
+    name_also,
+    rank_files_of,
+)
 from mjfleet.runs.config_yaml import differences, placement_of, write_config
 from mjfleet.runs.find_run import is_of_this_user, iterations_in
 from mjfleet.runs.git_state import git_state
@@ -58,7 +65,7 @@ from mjfleet.utils.console import in_a_line, print_error
 from mjfleet.utils.input_files import FOLDER as FILES
 from mjfleet.utils.made_folders import make_folder, remove_empty
 from mjfleet.utils.packages import stack_versions
-from mjfleet.utils.safe_read import check_folder
+from mjfleet.utils.safe_read import check_folder, open_regular
 
 BEGUN = "a run has begun in {} meanwhile: start the command again."
 WRITTEN = (
@@ -148,8 +155,8 @@ class RunDirectory:
             for path in written_in(self.path):
                 remove(path)
         elif self._number:
-            before = attempts_in(self.path)[: self._number - 1]
-            write_attempts(self.path, before)
+            attempts = attempts_in(self.path)
+            before = attempts[: self._number - 1]
             if self.task_hash not in [(entry.get("code") or {}).get("hash") for entry in before]:
                 shutil.rmtree(snapshot_folder(self.path, self.task_hash), ignore_errors=True)
             is_earlier = not (self._is_group or any(TOKEN in entry for entry in before))
@@ -157,6 +164,8 @@ class RunDirectory:
             shutil.rmtree(own, ignore_errors=True)
             for record in (self.path / "failures").glob("rank*.json"):
                 record.unlink()
+            if attempts != before:  # After the rest, which may have filled the disk.
+                write_attempts(self.path, before)
         if self._logs:
             shutil.rmtree(self._logs, ignore_errors=True)
         self.close()
@@ -168,7 +177,8 @@ class RunDirectory:
         """Release the lock of the run."""
         if self._log:
             logging.getLogger().removeHandler(self._log)
-            self._log.close()
+            with suppress(OSError):  # A full disk does not hold what was not written yet.
+                self._log.close()
         self._lock.close()
 
     def end(self, status: str, **details: Any) -> None:
@@ -255,7 +265,7 @@ class RunDirectory:
             if self.checkpoint.name != INIT:
                 copies |= {x: self.checkpoint.parent / x.name for x in rank_files_of(self.copied)}
             for source, copy in copies.items():
-                with source.open("rb") as original:
+                with open_regular(source, CHECKPOINT_BYTES) as original:
                     copy_atomically(original, copy)
         if self._is_new and not self._is_group:
             write_pointer(path, 1, parent.iteration or 0 if parent else 0)
@@ -290,13 +300,14 @@ def finish_complete(run_dir: Path) -> None:
     """Record that a run has finished which was killed, or failed, after its last iteration."""
     check_run_folder(run_dir)
     attempts, folder = ended_attempts(run_dir), run_dir / "checkpoints"
-    entry = attempts[current_attempt(run_dir, attempts)[0] - 1] if attempts else {}
-    done = {"status": "finished", "iterations": completed_iterations(run_dir)}
-    entry |= done | {"ended": entry.get("ended") or now()}
-    write_attempts(run_dir, attempts)
-    *_, newest = checkpoints_in(folder)
-    if not ((final := folder / FINAL).exists() and final.samefile(newest)):
-        name_also(newest, final)
+    if read_record(run_dir).get("status") != "finished":
+        entry = attempts[current_attempt(run_dir, attempts)[0] - 1] if attempts else {}
+        done = {"status": "finished", "iterations": completed_iterations(run_dir)}
+        entry |= done | {"ended": entry.get("ended") or now()}
+        write_attempts(run_dir, attempts)
+    newest, final = checkpoints_in(folder)[-1:], folder / FINAL
+    if newest and not (final.exists() and final.samefile(newest[0])):
+        name_also(newest[0], final)
 
 
 def check_run_folder(folder: Path) -> None:

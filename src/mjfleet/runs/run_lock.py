@@ -88,7 +88,7 @@ def lock_again(run_dir: Path, patience: float = BRIEF_SECONDS) -> RunLock | None
 def is_locked(run_dir: Path) -> bool:
     """Return whether a process trains in a run directory or has the members of a group trained."""
     try:
-        file = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW)
+        file = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
