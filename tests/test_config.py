@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mjfleet.config import (
     ActorConfig,
     AgentConfig,
+    DistributionConfig,
     EnvConfig,
     LaunchConfig,
     ObsGroups,
@@ -33,7 +34,7 @@ from mjfleet.legged.config import CommandConfig, VelocityConfig, WeightsConfig
 from mjfleet.registry import discover
 from mjfleet.runs.config_yaml import read_config, write_config
 
-from .conftest import drawn
+from .conftest import drawn, write_task
 
 NUMBER: Any = 0.7  # In the place of a range.
 PLAIN: Any = {"torque": 0.0}  # In the place of a configuration.
@@ -59,6 +60,10 @@ def rollouts(num_envs: int, **agent: Any) -> None:
         (lambda: CommandConfig(forward=NUMBER), ["--env.command.forward is 0.7", "two finite"]),
         (lambda: VelocityConfig(weights=PLAIN), ["--env.weights", "WeightsConfig"]),
         (lambda: PPOConfig(gamma=1.5), ["--agent.algorithm.gamma is 1.5", "between 0 and 1"]),
+        (lambda: AgentConfig(run_name=NUMBER), ["--agent.run-name is 0.7", "folder name"]),
+        (lambda: ActorConfig(class_name=PLAIN), ["--agent.actor.class-name", "`module:Class`"]),
+        (lambda: PPOConfig(name=NUMBER), ["--agent.algorithm.name is 0.7", "ppo or grpo"]),
+        (lambda: DistributionConfig(std_range=(1.0, float("inf"))), ["std-range", "two finite"]),
         (lambda: AgentConfig(run_name="a/b"), ["--agent.run-name is 'a/b'", "folder name"]),
         (lambda: AgentConfig(logger=("wandb", "none")), ["--agent.logger is", "`none` alone"]),
         (lambda: WandbConfig(project="a/b"), ["--agent.wandb.project is 'a/b'", "none of /"]),
@@ -230,6 +235,31 @@ def test_values_that_would_not_count_are_refused() -> None:
         BareConfig()
     with pytest.raises(UserError, match=r"UntypedConfig\.decimation needs a type"):
         UntypedConfig()
+
+
+LATE = """
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mjfleet.config import EnvConfig, Task
+from mjfleet.config.validation import Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateConfig(EnvConfig):
+    width: Positive = 1.0
+
+
+TASKS = {"late": Task(summary="Late.", env=LateConfig(), env_class="env:LateEnv")}
+"""
+
+
+def test_rules_hold_where_annotations_are_texts(tmp_path: Path) -> None:
+    write_task(tmp_path, "late", LATE)
+    env = discover({}, str(tmp_path)).find("late").task.env
+    with pytest.raises(UserError, match=r"--env\.width is -1\.0; it must be greater than 0"):
+        from_dict(env, {"width": -1})
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), [b"x"], {(0, 1): 2.0}, EnvConfig])

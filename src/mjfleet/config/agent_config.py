@@ -12,6 +12,7 @@ from mjfleet.config.validation import (
     FolderName,
     LayerSizes,
     Positive,
+    PositiveRange,
     Rule,
     between,
     check,
@@ -31,7 +32,6 @@ NAME = Rule(
 Name = Annotated[str | None, optional(NAME)]
 LABEL = Rule(lambda v: 0 < len(v.strip()) <= 64, "1 to 64 letters")
 TAGS = Rule(lambda v: all(map(LABEL.holds, v)), f"tags of {LABEL.allowed} each")
-RANGE = Rule(lambda v: 0 < v[0] <= v[1], "two positive numbers, the smaller one first")
 LOGGERS = Rule(
     lambda v: v == ("none",) or (v and {*v} <= {"tensorboard", "wandb"} and len({*v}) == len(v)),
     "`none` alone, or one or both of `tensorboard` and `wandb`, each once",
@@ -55,7 +55,7 @@ class DistributionConfig(Checked, flags="agent.actor.distribution."):
     """Initial standard deviation, in units of the action."""
     std_type: Literal["scalar", "log"] = "scalar"
     """Whether the standard deviation or its logarithm is the learned parameter."""
-    std_range: Annotated[tuple[float, float], RANGE] = (1e-6, 1e6)
+    std_range: PositiveRange = (1e-6, 1e6)
     """Smallest and largest standard deviation."""
     learn_std: bool = True
     """Whether the standard deviation is learned (GaussianDistribution only)."""

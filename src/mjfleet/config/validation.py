@@ -64,8 +64,10 @@ PositiveRange = Annotated[Range, Rule(lambda v: v[0] > 0, "two numbers above 0")
 FolderName = Annotated[str, FOLDER_NAME]
 
 
-def is_class_path(value: str) -> bool:
-    """Return whether a value has the form `module:Class`, such as `robots.nets:Actor`."""
+def is_class_path(value: object) -> bool:
+    """Return whether a value is a text of the form `module:Class`, such as `robots.nets:Actor`."""
+    if not isinstance(value, str):
+        return False
     module, colon, name = value.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), name))
 
@@ -105,6 +107,8 @@ class Checked:
     flags: ClassVar[str] = ""
 
     def __init_subclass__(cls, flags: str | None = None) -> None:
+        # In a file with `from __future__ import annotations` they are texts, which have no rules.
+        cls.__annotations__ = get_annotations(cls, eval_str=True)
         if flags is not None:
             cls.flags = flags
 
@@ -137,7 +141,8 @@ def check(owner: Any, **rules: Rule) -> None:
         value, flag = getattr(owner, name), f"{owner.flags}{name}".replace("_", "-")
         try:
             holds = rule.holds(value)
-        except (TypeError, IndexError):  # The type is wrong, such as a number for a range.
+        # The type is wrong, such as a number for a range, or a class for its name.
+        except (TypeError, LookupError, AttributeError):
             holds = False
         if not holds:
             shown = repr(value)

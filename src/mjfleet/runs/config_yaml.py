@@ -103,8 +103,7 @@ def from_file(
 
     try:
         algorithm = None if is_given and is_given(ALGORITHM) else value_at(data, ALGORITHM)
-        is_class = isinstance(algorithm, str) and is_class_path(algorithm)
-        if isinstance(algorithm, str) and (not is_class or counts(ALGORITHM, algorithm)):
+        if algorithm is not None and (not is_class_path(algorithm) or counts(ALGORITHM, algorithm)):
             default = found.with_algorithm(default, algorithm)
         data = of_algorithm(default, data)
         counting = copy.deepcopy(data)
@@ -236,7 +235,7 @@ def _placement_in(config: TrainConfig) -> dict[str, Any]:
     found = {}
     for name, value in by_dotted_name(to_dict(config)).items():
         kind = field_kinds().get(name)
-        is_class = kind is Kind.CODE and value is not None and is_class_path(value)
+        is_class = kind is Kind.CODE and is_class_path(value)
         if is_class or kind in (Kind.PLACEMENT, Kind.SOURCE):
             found[name] = value
     return found
