@@ -1,5 +1,7 @@
 """Finding tasks: where they may be, and what happens to folders that cannot be read."""
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -143,6 +145,23 @@ def test_a_wrong_reference_into_the_folder_says_what_is_missing(tmp_path: Path) 
         found.load("nowhere:Thing")
     with pytest.raises(UserError, match=r"has no `Thing`\. Did you mean Thong\?"):
         found.load("env:Thing")
+
+
+def test_a_class_of_a_program_or_of_python_is_of_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # As of a script.
+    found = discover({}).find("cartpole-balance")
+    assert not found.owns("__main__:Own")
+    assert found.modules(["__main__:Own"]) == {}
+    with pytest.raises(UserError, match="sys has no `Own`"):
+        found.load("sys:Own", object)
+
+
+def test_a_folder_that_has_changed_is_read_anew(tmp_path: Path) -> None:
+    for name in ("robot", "robot-again"):
+        shutil.rmtree(tmp_path / "tasks", ignore_errors=True)
+        folder = write_task(tmp_path / "tasks", "mine", config(name), f"Thing = {name!r}")
+        found = discover({}).find(name)
+        assert (found.folder, found.load("env:Thing")) == (folder, name)
 
 
 def test_a_task_says_which_package_is_missing(tmp_path: Path) -> None:

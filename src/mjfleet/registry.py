@@ -9,6 +9,7 @@ import sys
 import traceback
 import zlib
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -124,9 +125,9 @@ class FoundTask:
         module = reference.partition(":")[0]
         if self.place_of(module) == self.folder:
             return True
-        spec = importlib.util.find_spec(module.partition(".")[0])
-        places = spec.submodule_search_locations if spec else None
-        return any(self.folder.is_relative_to(place) for place in places or ())
+        spec = _find_package(module)
+        places = (spec and spec.submodule_search_locations) or ()
+        return any(map(self.folder.is_relative_to, places))
 
     def place_of(self, module: str) -> Path | None:
         """Return the task's folder, or the first of `beside`, if a module is in it."""
@@ -147,7 +148,7 @@ class FoundTask:
         for module in {one.partition(":")[0] for one in references if is_class_path(one)}:
             place, prefix, parts = self.place_of(module), "", module.split(".")
             if place is None and parts[0] not in FRAMEWORKS:
-                spec = importlib.util.find_spec(parts[0])
+                spec = _find_package(module)
                 if spec and (places := spec.submodule_search_locations):
                     if not Path(places[0], *parts[1:]).is_dir():
                         parts.pop()
@@ -187,7 +188,8 @@ class FoundTask:
         if not hasattr(module, attribute):
             near = difflib.get_close_matches(attribute, vars(module))
             hint = f" Did you mean {' or '.join(near)}?" * bool(near)
-            raise UserError(f"task {self.name}: {module.__file__} has no `{attribute}`.{hint}")
+            where = getattr(module, "__file__", None) or module_name  # Python's own have no file.
+            raise UserError(f"task {self.name}: {where} has no `{attribute}`.{hint}")
         found = getattr(module, attribute)
         if base and not (isinstance(found, type) and issubclass(found, base)):
             bases = base if isinstance(base, tuple) else (base,)
@@ -297,13 +299,21 @@ def _roots(environ: Mapping[str, str], tasks_dir: str | None) -> list[Path]:
     roots = [Path(folder) for folder, _ in asked]
     roots.append(Path("tasks"))
     for entry in entry_points(group="mjfleet.tasks"):
-        # Looking for `robots.tasks` by its whole name would import `robots`.
-        package, *inner = entry.module.split(".")
-        spec = importlib.util.find_spec(package)
-        places = (spec.submodule_search_locations if spec else None) or []
+        spec, (_, *inner) = _find_package(entry.module), entry.module.split(".")
+        places = (spec and spec.submodule_search_locations) or ()
         roots += [Path(place, *inner) for place in places]
     roots.append(bundled_tasks())
     return list(dict.fromkeys(root.resolve() for root in roots if root.is_dir()))
+
+
+def _find_package(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Return where the outermost package of a module is installed; None: it is not.
+
+    Looking for `robots.tasks` by its whole name would import `robots`.
+    """
+    with suppress(ValueError):  # It is a program, `__main__`, or made by one.
+        return importlib.util.find_spec(module.partition(".")[0])
+    return None
 
 
 def bundled_tasks() -> Path:
@@ -316,11 +326,13 @@ def bundled_tasks() -> Path:
 def _import_package(folder: Path) -> str:
     """Make `folder` importable as a package; return its name, which depends on the whole path.
 
+    It also depends on when its files have changed: a notebook uses them as they are.
     Bundled tasks are packages in it, from which a task can derive: `from .go1.env import FlatEnv`.
     """
     folder = folder.resolve()
     stem = "".join(c if c.isalnum() else "_" for c in folder.name)
-    name = f"mjfleet_task_{stem}_{zlib.crc32(os.fsencode(folder)):08x}"
+    changed = max((file.stat().st_mtime_ns for file in folder.glob("*.py")), default=0)
+    name = f"mjfleet_task_{stem}_{zlib.crc32(b'%b%d' % (os.fsencode(folder), changed)):08x}"
     if name not in sys.modules:
         spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
         spec.submodule_search_locations = [str(folder), str(bundled_tasks())]

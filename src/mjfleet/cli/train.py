@@ -124,7 +124,7 @@ def configure(arguments: Sequence[str], locks: list[RunLock] | None = None) -> C
     typed_run, typed = read_typed_run(flags), typed_fields(flags)
     file = read_config(typed_run.config, task=task) if typed_run.config else {}
     if file.get("seeds") and not typed_run.seeds:
-        typed_run = replace(typed_run, seeds=file["seeds"])
+        typed_run = from_dict(typed_run, {"seeds": file["seeds"]})
     argv = ["train", *without_values(arguments)]
     locks = [] if locks is None else locks
     registry, facts = read_facts(typed_run, task or "", argv, os.environ, locks)

@@ -163,9 +163,10 @@ def typed_fields(arguments: Sequence[str]) -> frozenset[str]:
 
 
 def typed_text(arguments: Sequence[str], name: str) -> str | None:
-    """Return the value that flags give the field with this dotted name; None: they do not."""
+    """Return the text that flags give the field with this dotted name; None: they give none."""
     found = [part for field, part in _by_field(arguments) if field == name]
-    return str(_values(found[-1])[-1]) if found else None
+    value = _values(found[-1])[-1] if found else None
+    return value if isinstance(value, str) else None
 
 
 def without_fields(arguments: Sequence[str], names: Collection[str]) -> list[str]:
