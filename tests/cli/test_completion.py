@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from mjfleet.cli.completion import completion
+
 from ..conftest import Output, Refusal
 
 
@@ -23,6 +25,7 @@ def offered(printed: Output) -> Callable[..., list[str]]:
     [
         (["train", "cartpole-s"], ["cartpole-swingup"]),
         (["mjfleet", "ins"], ["inspect"]),
+        ([".venv/bin/train", "cartpole-s"], ["cartpole-swingup"]),
         (["train", "cartpole-balance", "--env.no"], ["--env.no-swing-up"]),
         (["train", "go1-velocity-flat", "--env.swi"], []),
         (["train", "--resu"], ["--resume"]),
@@ -84,3 +87,7 @@ def test_each_shell_offers_a_task(shell: str, tmp_path: Path) -> None:
 def test_another_shell_is_refused(printed: Output, refusal: Refusal) -> None:
     assert "bash, zsh, fish" in refusal("completion", "tcsh")
     assert "bash" in printed("completion", "--help")
+
+
+def test_one_word_too_many_is_a_mistake() -> None:
+    assert [completion(words) for words in ([], ["bash", "zsh"], ["--words", "train"])] == [2] * 3

@@ -11,7 +11,7 @@ from io import StringIO
 from itertools import takewhile
 from pathlib import Path
 
-from mjfleet.config.flags import LIST_FLAGS
+from mjfleet.config.flags import HELP, LIST_FLAGS
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.runs.find_run import LATEST, groups_in, name_of, runs_in
@@ -37,12 +37,12 @@ UNSAFE = set(" \\'\"$`!&;|<>(){}[]*?~#^=")  # What a shell obeys in a name, whic
 
 def completion(arguments: Sequence[str]) -> int:
     """Print a shell's script, or with --words what may stand in the place of the last word."""
-    if arguments[:1] == ["--words"]:
+    if arguments[:1] == ["--words"] and len(arguments) > 2:
         found = candidates([word for word in arguments[1:] if word != "="])  # bash makes it a word.
         print("\n".join(found))
-    elif {"-h", "--help"} & set(arguments) or len(arguments) != 1:
+    elif (is_help := bool(HELP & {*arguments})) or len(arguments) != 1:
         print(f"usage: mjfleet completion {{{','.join(SCRIPTS)}}}\n\n{__doc__}")
-        return 0 if arguments else 2
+        return 0 if is_help else 2
     elif arguments[0] not in SCRIPTS:
         raise UserError(f"completion {arguments[0]}: it must be {', '.join(SCRIPTS)}.")
     else:
@@ -54,7 +54,7 @@ def candidates(line: Sequence[str]) -> list[str]:
     """Return what may stand in the place of a command line's last word; nothing for a file."""
     from mjfleet.cli.dispatcher import COMMANDS
 
-    (command, *typed), last = line[:-1], line[-1]
+    command, *typed, last = Path(line[0]).name, *line[1:]
     if command == "mjfleet":
         command, typed = (typed or [""])[0], typed[1:]
     previous, offered = typed[-1] if typed else "", list[str]()
