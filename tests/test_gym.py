@@ -139,6 +139,8 @@ def test_mistakes_are_named() -> None:
     for task, settings, message in cases:
         with pytest.raises(UserError, match=message):
             make_vector(task, **settings)
+    with pytest.raises(UserError, match="`make_vector` several"):
+        make("cartpole-balance", num_envs=2)
     envs = make_vector("cartpole-balance", num_envs=2)
     with pytest.raises(UserError, match="call reset"):
         envs.step(envs.action_space.sample())

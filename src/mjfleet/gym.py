@@ -179,6 +179,8 @@ class TaskEnv(gymnasium.Env[Array, Array]):
 
     def __init__(self, task: str, **settings: Any) -> None:
         """Take the arguments of `TaskVectorEnv`, without `num_envs`."""
+        if "num_envs" in settings:
+            raise UserError("num_envs: `make` builds one environment, `make_vector` several.")
         self.envs = TaskVectorEnv(task, num_envs=1, **settings)
         self.observation_space = self.envs.single_observation_space
         self.action_space = self.envs.single_action_space

@@ -16,7 +16,7 @@ import torch
 from nbclient import NotebookClient
 
 import mjfleet
-from mjfleet.api.choose_task import as_flags, choose_task
+from mjfleet.api.choose_task import as_flags, choose_task, new_run_dir
 from mjfleet.api.in_process import check_waiting
 from mjfleet.config import AgentConfig, PPOConfig
 from mjfleet.runs.run_lock import lock_run
@@ -59,6 +59,7 @@ from pathlib import Path
 import numpy as np
 
 import mjfleet
+from mjfleet.runs.run_json import read_record
 from rail import mend, FragileConfig, FragileEnv, RailConfig, RailEnv
 
 SHORT = {"gpu_ids": None, "cpu_threads": 1}
@@ -100,11 +101,13 @@ expect({
     "neither a task": lambda: mjfleet.train(int),
     "resume: only": lambda: next(mjfleet.iterate(RailEnv, resume="latest")),
     "env.foo": lambda: mjfleet.train(RailEnv, env={"foo": 1}),
-    "made in /proc: ": lambda: mjfleet.train(RailEnv, log_root="/proc/logs"),
+    "--log-root /proc/logs": lambda: mjfleet.train(RailEnv, log_root="/proc/logs"),
     "--gpu-ids 99": lambda: mjfleet.train(RailEnv, gpu_ids=[99]),
     "no effect": lambda: mjfleet.train(RailEnv, agent={"algorithm": {"group_size": 4}}),
     "device is": lambda: mjfleet.make(RailEnv, device="tpu"),
     "give one": lambda: mjfleet.train(RailEnv, total_steps=9, agent={"max_iterations": 1}),
+    "seeds: it is": lambda: mjfleet.train(RailEnv, config={"seeds": [1, 2]}),
+    "gpu_ids: `device`": lambda: mjfleet.make(RailEnv, gpu_ids=[0]),
 })
 assert not Path("logs").exists()
 
@@ -137,6 +140,7 @@ fork = run.resume(fork=True, agent={"max_iterations": 5, "algorithm": {"gamma": 
 assert fork.path != run.path and fork.iteration == 5 and run.iteration == 4
 played = run.evaluate(episodes=4, gpu_ids=None, env={"num_envs": 4})
 assert played["length"]["mean"] == 4
+assert run.export(format="pretrained").exists()
 
 # Two at once; one of them is stopped, with two workers of which one fails in the other.
 long = AGENT | {"max_iterations": 10**6}
@@ -146,6 +150,14 @@ while endless.iteration < 2:
     endless.wait(0.2)
 assert endless.is_running and endless.status == "running"
 assert endless.stop().status == "stopped" and not endless.is_running
+killed = mjfleet.train(RailEnv, agent=long, background=True, **SHORT)
+while killed.iteration < 2:
+    killed.wait(0.2)
+os.kill(read_record(killed.path)["pid"], signal.SIGKILL)
+try:
+    raise AssertionError(killed.wait())
+except mjfleet.TrainingError as error:
+    assert "137" in str(error) and killed.status == "died"
 
 for iteration in mjfleet.iterate(RailEnv, agent=AGENT, gpu_ids=None):
     iteration.save("policy.pt")
@@ -354,6 +366,24 @@ def test_what_makes_threads_wait_is_said_once(
         mjfleet.make("cartpole-balance", num_envs=2, device="cpu").close()
     (record,) = caplog.records
     assert "import mjfleet first, or set OMP_WAIT_POLICY=PASSIVE before" in record.message
+
+
+def test_a_run_has_a_folder_of_its_own_from_the_beginning(tmp_path: Path) -> None:
+    """Programs that begin in one second would otherwise train in one folder."""
+    config = choose_task("cartpole-balance", None, None, {"log_root": tmp_path / "logs"})[1]
+    (first, made), (second, more) = new_run_dir(config), new_run_dir(config)
+    assert (first != second, made, more) == (True, 3, 1)
+    assert sorted(tmp_path.glob("logs/cartpole-balance/*")) == sorted([first, second])
+
+
+def test_an_environment_that_is_given_whole_is_the_tasks() -> None:
+    with pytest.raises(mjfleet.UserError, match=r"must be a CartpoleConfig\(\.\.\.\) or a mapping"):
+        choose_task("cartpole-balance", None, None, {"env": mjfleet.EnvConfig(num_envs=8)})
+
+
+def test_a_number_in_an_agent_that_is_given_whole_may_follow_from_a_total() -> None:
+    changes = {"agent": AgentConfig(seed=3), "total_steps": 9}
+    assert choose_task("cartpole-balance", None, None, changes)[1].total_steps == 9
 
 
 def test_an_agent_that_is_given_whole_may_have_fields_without_effect() -> None:

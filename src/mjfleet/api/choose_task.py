@@ -22,9 +22,9 @@ from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.config_yaml import from_file, of_algorithm, read_config, without_task
 from mjfleet.runs.own_runs import note_of, tasks_dir_of
 from mjfleet.runs.run_files import pin_files
+from mjfleet.utils.made_folders import make_folder
 
 Config = TrainConfig | Mapping[str, Any] | str | os.PathLike[str]
-_given: set[Path] = set()  # Folders of runs that this process has begun, made or not.
 
 
 def tasks(tasks_dir: str | None = None) -> dict[str, str]:
@@ -59,6 +59,12 @@ def choose_task(
     else:
         tasks_dir = changed.get("tasks_dir") or (place and tasks_dir_of(place))
         found = discover(os.environ, tasks_dir).find(task)
+    own, kind = changes.get("env"), type(found.task.env)
+    if is_dataclass(own) and not isinstance(own, kind):
+        raise UserError(
+            f"{found.name}: env is {own!r}, which would set all its fields; it must be a "
+            f"{kind.__name__}(...) or a mapping such as {{'num_envs': 64}}."
+        )
     algorithm = given.get(ALGORITHM)
     try:
         if place is None or file is None:
@@ -72,8 +78,9 @@ def choose_task(
         chosen = from_dict(base, changed)
     except UserError as error:
         raise UserError(f"{found.name}: {error}") from None
-    refuse_unused(chosen.agent, _typed(changes))
-    chosen = settle(found, chosen, lambda field: given.get(field) is not None)
+    typed = {*_typed(changes)}
+    refuse_unused(chosen.agent, typed)
+    chosen = settle(found, chosen, lambda field: field in typed and given.get(field) is not None)
     return found, pin_files(found, chosen, place)
 
 
@@ -101,15 +108,18 @@ def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> 
     return ClassTask(name=name, folder=Path(name), task=task, env_class=with_whole_path(env_class))
 
 
-def new_run_dir(config: TrainConfig) -> Path:
-    """Return the folder of a new run: `run_dir`, or one that no other run has."""
-    if config.run_dir:
-        return Path(config.run_dir).absolute()
-    when = datetime.now()
-    while (run_dir := new_folder(config, when).absolute()) in _given or run_dir.exists():
+def new_run_dir(config: TrainConfig) -> tuple[Path, int]:
+    """Make the folder of a new run; return it, and of how many folders it is the innermost new one.
+
+    It is `run_dir`, or one that no other run has. UserError if it cannot be made.
+    """
+    when, flag = datetime.now(), "--run-dir" if config.run_dir else "--log-root"
+    while True:
+        run_dir = new_folder(config, when).absolute()
+        made = make_folder(run_dir, flag)
+        if config.run_dir or run_dir in made:
+            return run_dir, len(made)
         when += timedelta(seconds=1)
-    _given.add(run_dir)
-    return run_dir
 
 
 def as_flags(changes: Mapping[str, Any]) -> list[str]:

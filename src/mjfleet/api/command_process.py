@@ -24,19 +24,17 @@ from mjfleet.utils.child_process import (
     python_module,
     wait_for_own_children,
 )
+from mjfleet.utils.made_folders import remove_empty
 from mjfleet.utils.parent_death import PARENT_VARIABLE, die_with_parent, stop_with_parent
 
 COMMAND_POLL_SECONDS = 0.5
 
 
-def folder_of(files: Mapping[str, bytes], place: Path | None = None) -> Path:
+def folder_of(files: Mapping[str, bytes], place: Path) -> Path:
     """Write the files that a command alone reads, by path; return their folder, for its arguments.
 
-    It is made in `place` or the nearest folder above that; None: where temporary files belong.
-    UserError if it cannot be.
+    It is made in `place`; UserError if it cannot be.
     """
-    while place and not place.is_dir():
-        place = place.parent
     try:
         folder = Path(mkdtemp(prefix=".mjfleet-", dir=place))
     except OSError as error:
@@ -48,21 +46,33 @@ def folder_of(files: Mapping[str, bytes], place: Path | None = None) -> Path:
     return folder
 
 
+def _remove(folder: str, made: int) -> None:
+    """Remove a command's folder, and of those around it so many, from inside, if they are empty."""
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+        remove_empty(Path(folder).parents[:made])
+
+
 class CommandProcess:
     """A command that runs.
 
     Where it `is_shown`, a notebook gets only warnings and errors. A `folder` that `folder_of` has
-    made is removed when it has ended.
+    made is removed when it has ended, and, if they are empty, as many folders around it as were
+    `made` for the run.
     """
 
     def __init__(
-        self, arguments: Sequence[str], is_shown: bool, folder: Path | None = None
+        self,
+        arguments: Sequence[str],
+        is_shown: bool,
+        folder: Path | None = None,
+        made: int = 0,
     ) -> None:
-        self.arguments, self._folder = arguments, folder
+        self.arguments, self._made = arguments, (str(folder or ""), made)
         sys.stdout.flush()
         wait_for_own_children()
         self._child = ChildProcess(
-            python_module(__name__, str(folder or ""), *arguments),
+            python_module(__name__, *map(str, self._made), *arguments),
             stdout=None if is_shown and not is_notebook() else subprocess.DEVNULL,
             stderr=None if is_shown else KEEP,
             can_stop=True,
@@ -77,8 +87,7 @@ class CommandProcess:
         if self._code is None and (code := self._child.exit_code()) is not None:
             self.errors, self._mistake = self._child.errors().strip(), self._child.mistake()
             self._child.end()
-            if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)  # It is there if it was killed.
+            _remove(*self._made)  # They are there if it was killed.
             self._code = code if code >= 0 else 128 - code
         return self._code
 
@@ -113,11 +122,11 @@ def is_notebook() -> bool:
 
 
 def main() -> None:
-    """Run a command of mjfleet's, and remove the folder of its files.
+    """Run a command of mjfleet's, and remove what was made for it.
 
     When this process's parent is gone, training saves and stops; other commands end at once.
     """
-    folder = sys.argv.pop(1)
+    folder, made = sys.argv.pop(1), int(sys.argv.pop(1))
     try:
         # Until training handles it, SIGTERM would end this process before it removes the folder.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -128,8 +137,7 @@ def main() -> None:
         del os.environ[PARENT_VARIABLE]  # Curves are drawn: somebody looks at them.
         run_and_exit(mjfleet)
     finally:
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder, made)
 
 
 if __name__ == "__main__":

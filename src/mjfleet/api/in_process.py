@@ -62,6 +62,8 @@ def make(
     Raises:
         UserError: the task, the device or a value is not known.
     """
+    if "gpu_ids" in changes:
+        raise UserError("gpu_ids: `device` says where `make` builds the environments.")
     if num_envs is not None:
         env = changes.get("env") or {}
         own = replace(env, num_envs=num_envs) if isinstance(env, EnvConfig) else None

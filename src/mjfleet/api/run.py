@@ -147,11 +147,11 @@ class Run:
 
         Raises:
             UserError: training found a mistake; no run is left. Or it was not started here.
-            TrainingError: a worker has failed.
+            TrainingError: a worker has failed, or training was killed.
         """
         process = self._own_process()
         code = process.wait(seconds)
-        if code and code <= 128:
+        if code and (code <= 128 or self.status == "died"):
             failures = read_failures(self.path)
             otherwise = process.errors or f"training ended with exit code {code}"
             raise TrainingError(self, failures[0] if failures else None, otherwise)
@@ -183,19 +183,21 @@ class Run:
             UserError, TrainingError: as for `mjfleet.train`.
         """
         own = None if task is None else choose_task(task, self.task, None, {})[0]
-        log_root, run_dir = self.path.parents[2 if group_of(self.path) else 1], self.path
+        files = own.files() if isinstance(own, ClassTask) else {}
+        run_dir, made = self.path, 0
         if fork:
+            log_root = self.path.parents[2 if group_of(self.path) else 1]
             names = {"experiment_name": self.path.relative_to(log_root).parts[0]}
             agent = plain(changes.get("agent", {}))
             names |= {name: agent[name] for name in DIRECTORY_FIELDS if name in agent}
             where = {"log_root": str(log_root), "run_dir": changes.get("run_dir")}
-            run_dir = new_run_dir(from_dict(TrainConfig(), {**where, "agent": names}))
+            run_dir, made = new_run_dir(from_dict(TrainConfig(), {**where, "agent": names}))
             changes |= {"fork": True, "run_dir": run_dir}
-        command, folder = ["train", self.task, "--resume", str(self.path), *as_flags(changes)], None
-        if isinstance(own, ClassTask):
-            folder = folder_of(own.files(), log_root)
-            command += ["--tasks-dir", str(folder / "tasks")]
-        process = CommandProcess(command, not background, folder)
+        folder = folder_of(files, run_dir) if files or fork else None
+        command = ["train", self.task, "--resume", str(self.path), *as_flags(changes)]
+        if files:
+            command += ["--tasks-dir", f"{folder}/tasks"]
+        process = CommandProcess(command, not background, folder, made)
         return Run.of_process(process, run_dir, background)
 
     def policy(self, checkpoint: str | Path | None = None, device: str = "cpu") -> "Policy":
@@ -270,9 +272,10 @@ class Run:
 
         `flags` are those of `mjfleet export`: `format="torchscript"`. UserError as for `evaluate`.
         """
-        suffix = ".pt" if flags.get("format") == "torchscript" else ".onnx"
+        names = {"torchscript": "policy.pt", "pretrained": f"{self.task}.pt"}
         self._command("export", checkpoint or self.path, output=path, **flags)
-        return Path(path) if path else self.path / "exported" / f"policy{suffix}"
+        name = names.get(str(flags.get("format")), "policy.onnx")
+        return Path(path) if path else self.path / "exported" / name
 
     def _shown_until_it_ends(self) -> "Run":
         if not is_notebook():
@@ -307,7 +310,7 @@ class TrainingError(Exception):
 
     Attributes:
         run: the `Run`, which can be resumed from its newest checkpoint.
-        rank: the worker that failed first; None: no worker has recorded one.
+        rank: the worker that failed first; None: none has recorded that.
         host: its host.
         phase: what it was doing: `build`, `collect`, `learn`, `save`, ...
         iteration: the iteration it was in, counted from 1; 0 before the first.

@@ -1,7 +1,6 @@
 """`mjfleet.train`: a training run in processes of its own, from a script or a notebook."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mjfleet.api.choose_task import Config, as_flags, choose_task, new_run_dir
@@ -44,22 +43,21 @@ def train(
     Raises:
         UserError: a value is not allowed, or the configuration needs what this machine lacks;
             no run is left.
-        TrainingError: a worker has failed.
+        TrainingError: a worker has failed, or training was killed.
     """
-    if wrong := [flag for flag in OF_COMMAND if flag in changes]:
-        raise UserError(f"{wrong[0]}: it is a flag of the command `train` alone.")
     found, planned = choose_task(task, name, config, changes)
-    run_dir = new_run_dir(planned)
-    if isinstance(found, ClassTask):  # Other hosts, which read its files, share the disk of logs.
-        folder = folder_of(found.files(), Path(planned.log_root).absolute())
+    if wrong := [flag for flag in OF_COMMAND if getattr(planned, flag)]:
+        raise UserError(f"{wrong[0]}: it is a flag of the command `train` alone.")
+    files = found.files() if isinstance(found, ClassTask) else {}
+    run_dir, made = new_run_dir(planned)
+    folder = folder_of(files, run_dir)  # Other hosts, which read them, share the disk of runs.
+    if files:
         planned = replace(planned, tasks_dir=str(folder / "tasks"))
-    else:
-        folder = folder_of({})
     file = folder / CONFIG_FILE
     write_config(file, found.name, planned)
     # What does not count in a file, and a teacher, of which it has none, are flags.
     flags = as_flags({"run_dir": run_dir, "teacher": planned.teacher})
     flags += placement_flags(planned, found.defaults())
     command = ["train", found.name, "--config", str(file), *flags]
-    process = CommandProcess(command, not background, folder)
+    process = CommandProcess(command, not background, folder, made)
     return Run.of_process(process, run_dir, background)
