@@ -26,16 +26,13 @@ def meeting_store(rank: Rank) -> "Store":
 
     WorkerError if rank 0 cannot listen there, or another rank cannot connect.
     """
-    from torch.distributed import (
-        DistNetworkError,
-        TCPStore,  # pyright: ignore[reportPrivateImportUsage]
-    )
+    from torch.distributed import DistError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         return TCPStore(address, port, is_master=rank.rank == 0 and not is_agents)
-    except DistNetworkError as error:
+    except DistError as error:
         raise WorkerError(
             f"rank {rank.rank} cannot meet the others at {address} (MASTER_ADDR), port {port} "
             f"(MASTER_PORT): {in_a_line(error)}"

@@ -157,8 +157,11 @@ def test_a_host_that_cannot_reach_the_first_is_named(found: FoundTask) -> None:
     loopback = LaunchConfig(launcher_address="127.0.0.1")
     with pytest.raises(UserError, match=r"a loopback address.* as 10\.0\.0\.9 by node2\.$"):
         find_meeting_address(connections, known, loopback)
+    known[next(iter(known))] = facts(found, "node1", address="")  # An ssh that tells none.
+    with pytest.raises(UserError, match="by which ssh reaches node1 is not known: set"):
+        find_meeting_address(connections, known, LaunchConfig())
     for nowhere in ("a..b", "no host"):
-        with pytest.raises(UserError, match=f"--launcher-address {nowhere} .* nor a name"):
+        with pytest.raises(UserError, match=f"--launcher-address {nowhere} is not known"):
             find_meeting_address(connections, known, LaunchConfig(launcher_address=nowhere))
     # This host's own variable is of the user's connection to it.
     for host in hosts:

@@ -122,20 +122,15 @@ def find_meeting_address(
     first, *others = connections
     address, source = "127.0.0.1", "this host's own"
     if wanted := config.launcher_address:
-        source, address = f"--launcher-address {wanted}", resolve(wanted) or wanted
+        source, address = f"--launcher-address {wanted}", resolve(wanted) or ""
     elif not first.is_here:
         address, source = facts[first].address, f"the address by which ssh reaches {first}"
     elif others:
         address = facts[others[0]].launcher_address
         source = f"the address by which {others[0]} knows this host"
-    try:
-        is_loopback = ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        raise UserError(
-            f"{source} is {address!r}, which is neither an address nor a name that is known here. "
-            "Set --launcher-address to an address of the first host that the others reach."
-        ) from None
-    if others and is_loopback:
+    if not address:
+        raise UserError(f"{source} is not known: set --launcher-address to an address of {first}.")
+    if others and ipaddress.ip_address(address).is_loopback:
         known = [f"{facts[host].launcher_address} by {host}" for host in others if not host.is_here]
         seen_as = f"; this host is seen as {', '.join(known)}" if known else ""
         raise UserError(
