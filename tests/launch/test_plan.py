@@ -81,6 +81,13 @@ def test_impossible_plans_are_refused(devices, environ, changes, named) -> None:
         assert word in str(error.value)
 
 
+def test_a_host_with_too_few_cores_is_named() -> None:
+    found = discover({}).find("cartpole-balance")
+    hosts = [replace(CPU, host="a", cores=8), replace(CPU, host="b", cores=4)]
+    with pytest.raises(UserError, match="must be at most 4, the cores that a process on b may use"):
+        make_plan(found, replace(found.defaults(), cpu_threads=8), hosts)
+
+
 def test_hosts_with_and_without_gpus_are_refused() -> None:
     found = discover({}).find("cartpole-balance")
     hosts = [replace(GPU, host="a"), replace(CPU, host="b")]

@@ -269,8 +269,8 @@ def _threads(config: TrainConfig, host: Devices) -> int:
     wanted, cores, workers = config.cpu_threads or host.cores, host.cores, len(host.names)
     if wanted > cores:
         raise UserError(
-            f"--cpu-threads is {wanted}; it must be at most {cores}, the cores that this process "
-            "may use."
+            f"--cpu-threads is {wanted}; it must be at most {cores}, the cores that a process on "
+            f"{host.host} may use."
         )
     return max(1, wanted // workers)
 
@@ -322,4 +322,4 @@ def _notes(config: TrainConfig, hosts: Sequence[Devices], world_size: int) -> It
         yield f"--total-envs {config.total_envs}: {envs}"
     for host in hosts:
         if (workers := len(host.names)) > host.cores:
-            yield f"{workers} workers share {host.cores} CPU cores and will be slow"
+            yield f"{host.host}: {workers} workers share {host.cores} CPU cores and will be slow"
