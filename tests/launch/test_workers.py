@@ -214,8 +214,10 @@ def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure) -> None:
-    write_noisy(tmp_path, step="open('slow', 'w').close(); __import__('time').sleep(600)")
+@pytest.mark.parametrize("who", ["", "RANK and "], ids=["both", "rank 0 waits in a collective"])
+def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure, who: str) -> None:
+    sleep = "(open('slow', 'w').close(), __import__('time').sleep(600))"
+    write_noisy(tmp_path, step=f"{who}{sleep}")
     with started(tmp_path, "--cpu-workers", "2", task="noisy") as process:
         while not (tmp_path / "slow").exists():
             assert process.poll() is None
