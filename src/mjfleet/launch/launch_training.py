@@ -53,7 +53,7 @@ def launch_training(
     run_dir = Path(typed_run.run_dir) if typed_run.run_dir else None
     max_restarts, is_restart = typed_run.max_restarts, False
     while True:
-        locks, mistake = list[RunLock](), None
+        locks = list[RunLock]()
         again: Again | None = "restart" if is_restart else None
         try:
             chosen = choose(locks)
@@ -70,12 +70,10 @@ def launch_training(
                 return code
             run_dir = plan.run_dir
             choose = partial(_restart, replace(chosen, config=plan.config), run_dir)
-        except UserError as error:
-            code, mistake = FAILED, error
-        if mistake is not None:
+        except UserError as mistake:
             for lock in locks:
                 lock.close()
-            again = again or again_of(run_dir, argv, os.environ)
+            code, again = FAILED, again or again_of(run_dir, argv, os.environ)
             _record_mistake(mistake, run_dir, argv, "typed" if typed_run.dry_run else again)
         assert run_dir
         if code == FAILED and max_restarts:

@@ -13,7 +13,7 @@ of the rollout, T the number of its steps:
 
 import copy
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,17 +100,13 @@ class BadNumber(NamedTuple):
 def first_bad_number(arrays: Mapping[str, np.ndarray], index: int) -> BadNumber:
     """Return the first number of a world that is not finite; `index` is its place in the arrays."""
     found = []
-    for place, name in enumerate(checked_arrays(arrays)):
+    names = dict.fromkeys(n for start in _ORDER for n in arrays if n.startswith(start))
+    for place, name in enumerate(names):
         values = arrays[name][:, index].reshape(len(arrays[name]), -1)
         steps, components = np.nonzero(~np.isfinite(values))
         if steps.size:
             found.append(BadNumber(int(steps[0]), place, name, int(components[0])))
     return min(found)
-
-
-def checked_arrays(names: Collection[str]) -> list[str]:
-    """Return the arrays of a dump that must be finite, in the order of their computation."""
-    return list(dict.fromkeys(n for start in _ORDER for n in names if n.startswith(start)))
 
 
 def name_of(model: mujoco.MjModel, bad: BadNumber) -> str:
