@@ -11,8 +11,9 @@ import yaml
 from mjfleet.cli.completion import candidates
 from mjfleet.cli.help import COMMON
 from mjfleet.cli.train import configure
-from mjfleet.config import AgentConfig, LaunchConfig, SACConfig, TrainConfig, from_dict
+from mjfleet.config import AgentConfig, EnvConfig, LaunchConfig, SACConfig, TrainConfig, from_dict
 from mjfleet.config.flags import (
+    field_texts,
     flags_of,
     parse_flags,
     parse_known,
@@ -312,6 +313,11 @@ def test_lists_are_words_and_none_is_a_value() -> None:
     assert agent.wandb.tags == ("two words", "small")
     assert (agent.run_name, agent.actor.distribution.std_range) == ("a,b", (0.1, 0.1))
     assert parsed("--gpu-ids=None").gpu_ids is None
+
+
+def test_a_class_without_source_has_the_texts_of_its_bases() -> None:
+    gone = type("GoneConfig", (EnvConfig,), {"__module__": "gone"})
+    assert field_texts(gone) == field_texts(EnvConfig)
 
 
 def test_a_value_that_fits_no_type_is_refused() -> None:

@@ -237,11 +237,12 @@ def field_texts(kind: type[Any]) -> dict[str, str]:
     """Return the string below each field in the source of a dataclass and its bases, one line."""
     found = {}
     for owner in reversed(kind.__mro__[:-1]):
-        declared = _classes(inspect.getsource(sys.modules[owner.__module__]))[owner.__qualname__]
-        for field, below in pairwise(declared.body):
-            match field, below:
-                case ast.AnnAssign(target), ast.Expr(ast.Constant(str(text))):
-                    found[ast.unparse(target)] = " ".join(text.split())
+        with suppress(LookupError, OSError):  # A run's copy of a program's class has no source.
+            source = inspect.getsource(sys.modules[owner.__module__])
+            for field, below in pairwise(_classes(source)[owner.__qualname__].body):
+                match field, below:
+                    case ast.AnnAssign(target), ast.Expr(ast.Constant(str(text))):
+                        found[ast.unparse(target)] = " ".join(text.split())
     return found
 
 
