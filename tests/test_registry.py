@@ -76,6 +76,15 @@ def test_a_misspelt_task_suggests_the_nearest() -> None:
             r"(?s)config.py\", line 3.*raise OSError.*OSError: no disk",
         ),
         (config("a/b"), "the task name 'a/b' must be a plain folder name"),
+        (config("a").replace('"a"', "1"), "the task name 1 must be a plain folder name"),
+        (
+            config("thing").replace("Task(", "Task(packages=('numpy'), "),
+            r"`packages` is 'numpy'; it must be a tuple of names, such as \('numpy',\)",
+        ),
+        (
+            config("thing").replace("Task(", "Task(observation_sizes=[3], "),
+            r"`observation_sizes` is \[3\]; it must be a dict",
+        ),
         (config("thing").replace("EnvConfig()", "EnvConfig"), r"`env` .* an EnvConfig\("),
         (config("thing").replace('"env:Thing"', "EnvConfig"), "`env_class` .* `module:Class`"),
         (config("thing").replace("env:Thing", "Thing"), "`env_class` is 'Thing'.* `module:Class`"),

@@ -234,7 +234,8 @@ class Registry:
             if not isinstance(tasks, dict) or not all(isinstance(t, Task) for t in tasks.values()):
                 raise TypeError("TASKS must be a dict of names to mjfleet.config.Task")
             for name in tasks:
-                if not name or name.startswith("-") or not FOLDER_NAME.holds(name):
+                is_text = isinstance(name, str) and name and not name.startswith("-")
+                if not (is_text and FOLDER_NAME.holds(name)):
                     raise ValueError(f"the task name {name!r} must be {FOLDER_NAME.allowed}")
         except (Exception, SystemExit) as error:
             why = _last_own_line(error, folder)

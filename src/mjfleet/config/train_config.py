@@ -98,10 +98,17 @@ class Task:
     """The optional dependency of mjfleet that installs them."""
 
     def __post_init__(self) -> None:
-        kinds = {"env": EnvConfig, "env_class": str, "agent": AgentConfig}
-        for name, kind in kinds.items():
+        for name, (kind, must) in {
+            "summary": (str, "text"),
+            "env": (EnvConfig, "an EnvConfig(...)"),
+            "env_class": (str, "text, `module:Class`"),
+            "agent": (AgentConfig, "an AgentConfig(...)"),
+            "num_actions": (int | None, "an integer, or None"),
+            "observation_sizes": (Mapping | None, "a dict of sizes by group, or None"),
+            "packages": (tuple | list, "a tuple of names, such as ('numpy',)"),
+            "extra": (str, "text"),
+        }.items():
             value = getattr(self, name)
-            if not isinstance(value, kind) or (kind is str and not is_class_path(value)):
-                must = "text, `module:Class`" if kind is str else f"an {kind.__name__}(...)"
+            if not isinstance(value, kind) or (name == "env_class" and not is_class_path(value)):
                 shown = f"{value!r:.{SHOWN_CHARS}}"
                 raise UserError(f"Task: `{name}` is {shown}; it must be {must}.")
