@@ -217,7 +217,7 @@ def _read(path: str, name: str, is_typed: bool) -> Any:
             counts = Counter(str(key.value) for key, _ in node.value)
             if twice := [name for name, count in counts.items() if count > 1]:
                 raise yaml.YAMLError(f"`{twice[0]}` stands there twice\n{node.start_mark}")
-            return super().construct_mapping(node, deep)
+            return super().construct_mapping(node, deep=True)  # Refuses what holds itself.
 
     try:
         with open_regular(Path(path), CONFIG_BYTES, may_link=is_typed) as file:
