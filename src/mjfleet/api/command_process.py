@@ -62,11 +62,7 @@ class CommandProcess:
     """
 
     def __init__(
-        self,
-        arguments: Sequence[str],
-        is_shown: bool,
-        folder: Path | None = None,
-        made: int = 0,
+        self, arguments: Sequence[str], is_shown: bool, folder: Path | None = None, made: int = 0
     ) -> None:
         self.arguments, self._made = arguments, (str(folder or ""), made)
         sys.stdout.flush()
