@@ -112,10 +112,8 @@ def _restart(chosen: Chosen, run_dir: Path, locks: list[RunLock]) -> Chosen:
     """Lock a run; return what was `chosen` for the last attempt, and where that continues."""
     typed_run, found, config = LaunchConfig(resume=str(run_dir)), chosen.found, chosen.config
     _, facts = read_facts(typed_run, found.name, [], os.environ, locks, found)
-    if facts.code.copy.folder:  # This process has trained with it, even if it could not note that.
-        copy = replace(facts.code.copy, owner="own")
-        facts = replace(facts, code=replace(facts.code, copy=copy))
-    start = decide(typed_run, facts)
+    # This process has trained with the copy, even if it could not note that.
+    start = decide(replace(typed_run, as_trained=facts.code.copy.folder is not None), facts)
     if start.code and start.code != snapshot_folder(run_dir, code_of(found, config).hash):
         found = find_task(found.name, start.code)
     return replace(chosen, found=found, start=start, lock=next(iter(locks), None))

@@ -174,8 +174,6 @@ def decide(typed_run: LaunchConfig, facts: Facts) -> Start:
     # With --run-dir, --as-trained is about the run there alone.
     as_trained = typed_run.as_trained and (continues or not typed_run.run_dir)
     code, notes = decide_code(kind if in_run else "new", as_trained, facts.again, facts.code)
-    if run and not continues:
-        notes = (*notes, f"{run.path} has no checkpoint yet: it begins anew")
     checkpoint = origin.checkpoint if origin else None
     if run and facts.parent and not origin:
         checkpoint = run.initial
@@ -187,7 +185,7 @@ def decide(typed_run: LaunchConfig, facts: Facts) -> Start:
         parent=facts.parent,
         code=code,
         base=origin.run_dir if origin else None,
-        notes=(*notes, *(origin.notes if origin else ())),
+        notes=(*notes, *dict.fromkeys(note for one in (run, origin) if one for note in one.notes)),
     )
 
 

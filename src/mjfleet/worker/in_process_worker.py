@@ -50,8 +50,7 @@ def train_in_process(
                 threading.Timer(PRINT_SECONDS, os._exit, (1,)).start()
                 seen = Failure.seen("Hang", hang_message(limit, stacks), args, rank, heartbeat)
                 hang = replace(seen, traceback=stacks)
-                for run_dir in run_dirs[-1:]:
-                    hang.write(run_dir)
+                hang.write(*run_dirs[-1:])
                 on_hang(hang)
                 sys.stderr.flush()
                 os._exit(1)

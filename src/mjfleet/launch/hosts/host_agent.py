@@ -7,7 +7,6 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -110,8 +109,12 @@ class HostAgent:
 
         Files with relative paths are made in the folder, and sent to the launcher's host.
         """
+        # Workers are forks of this process, and have its variables and what it has imported.
         os.environ |= _network(self._address) if args.meeting else LOOPBACK_ALONE
-        _import_for_workers(args)
+        os.environ |= thread_variables(args.threads)
+        # Without this, torch warns of each address that has no name.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        import_for_training(args.engine, args.devices[0])
         from mjfleet.launch.worker_processes import WorkerProcesses
 
         folder = self._folder
@@ -132,22 +135,20 @@ class HostAgent:
             self._workers = workers
             while (end := workers.end()) is None:
                 self._send_new()
-                self._sent |= {path: 0 for path in self._rank_files() if path not in self._sent}
                 if not self._channel.is_full:  # As while the launcher is suspended.
                     self._channel.send(WorkerStatus(workers.has_begun))
         self._sent |= dict.fromkeys(folder.glob("*/failures/*"), 0)
-        self._sent |= {path: 0 for path in self._rank_files() if path not in self._sent}
         while self._send_new() or self._channel.is_full:
             time.sleep(0.01)
         self._channel.send(end)
 
-    def _rank_files(self) -> Iterator[Path]:
-        """Yield what workers write beside checkpoints, in whole files; see rank_files.py."""
-        yield from self._folder.glob("*/checkpoints/rank*_*.pt")
-
     def _send_new(self) -> bool:
-        """Send at most a piece of what is new in each file; return whether anything was."""
-        found = False
+        """Send at most a piece of what is new in each file; return whether anything was.
+
+        Files that workers write beside checkpoints appear as a whole; see rank_files.py.
+        """
+        found, beside = False, self._folder.glob("*/checkpoints/rank*_*.pt")
+        self._sent = dict.fromkeys(beside, 0) | self._sent
         for path, sent in self._sent.items():
             if path.exists() and not self._channel.is_full:
                 with path.open("rb") as file:
@@ -169,14 +170,6 @@ def _network(address: str) -> dict[str, str]:
     ]
     chosen = {name: os.environ.get(name, *found[:1]) for name in LOOPBACK_ALONE}
     return {name: value for name, value in chosen.items() if value}
-
-
-def _import_for_workers(args: WorkerArgs) -> None:
-    """Import what workers need, which are forks of this process and have its variables."""
-    os.environ |= thread_variables(args.threads)
-    # Without this, torch warns of each address that has no name.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    import_for_training(args.engine, args.devices[0])
 
 
 def main(is_over_ssh: bool = False) -> NoReturn:
