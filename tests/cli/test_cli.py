@@ -214,6 +214,14 @@ def test_output_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
         assert result.stderr.splitlines() == ["error: standard output: No space left on device"]
 
 
+def test_a_folder_that_has_been_removed_is_one_message(run: Run) -> None:
+    removed = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir(os.getcwd())"
+    done = run("train", "cartpole-balance", "--agent.max-iterations", "1", late=removed)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: the current folder: ")
+    assert "Traceback" not in done.stderr
+
+
 def test_nothing_is_said_once_the_reader_of_a_pipe_has_gone(tmp_path: Path) -> None:
     name = "cartpole-balance-9159368"
     shutil.copytree(TESTS / "data" / name, tmp_path / "logs/cartpole-balance" / name)

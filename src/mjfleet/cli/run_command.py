@@ -90,8 +90,9 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     except (Stopped, KeyboardInterrupt) as stopped:
         return 128 + getattr(stopped, "signal_number", signal.SIGINT)
     except OSError as error:
-        if error.errno in WRONG_PATH and isinstance(error.filename, str):
-            print_error(f"error: {error.filename}: {error.strerror}.")
+        is_gone = isinstance(error, FileNotFoundError) and error.filename is None  # Of getcwd.
+        if is_gone or (error.errno in WRONG_PATH and isinstance(error.filename, str)):
+            print_error(f"error: {error.filename or 'the current folder'}: {error.strerror}.")
             return 2
         try:
             print(flush=True)
