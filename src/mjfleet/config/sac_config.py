@@ -64,7 +64,10 @@ class SACConfig(AlgorithmConfig):
     support: Positive = 5.0
     """Largest scaled return that a critic can predict."""
     learning_rate: Positive = 1e-3
-    """Learning rate of actor, critics and temperature."""
+    """Learning rate of actor, critics and temperature, at first."""
+    learning_rate_end_factor: Annotated[float, between(0.001, 1)] = 1.0
+    """What the learning rate is multiplied by at the end of the run, to which it falls along a
+    cosine, as in FlashSAC; 1: it is constant."""
     tau: Fraction = 0.01
     """Share of the critics that the target critics take over in an update."""
     initial_temperature: Positive = 0.01

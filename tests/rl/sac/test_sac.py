@@ -1,5 +1,6 @@
 """SAC: its networks, its updates, and that a resumed run goes on as if it had not ended."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,18 @@ def test_losses_of_the_actor_are_means_over_its_own_updates(tmp_path: Path) -> N
     assert runner.alg.num_updates == 1
     first, second, third = totals  # Every second update is one of the actor too.
     assert found == pytest.approx([0.0, first, first, second, second, third])
+
+
+@pytest.mark.parametrize("first", [1e-3, 0.25e-3])
+def test_learning_rates_fall_along_a_cosine_also_one_that_was_set(
+    tmp_path: Path, first: float
+) -> None:
+    runner, checkpointer = begin(tmp_path, agent(4, learning_rate_end_factor=0.2))
+    runner.alg.set_learning_rate(first)
+    found = [row["learning_rate"] for row in train(runner, checkpointer)]
+    done = 0.0, 0.0, 0.25, 0.5  # Updates begin in the second iteration.
+    shares = [0.2 + 0.4 * (1.0 + math.cos(math.pi * part)) for part in done]
+    assert found == pytest.approx([first * share for share in shares])
 
 
 def test_a_rate_that_is_set_is_in_the_metrics_also_after_a_resume(tmp_path: Path) -> None:

@@ -41,13 +41,14 @@ class SAC(Learner):
     """SAC with a replay on each rank."""
 
     Config = SACConfig
+    updates, rate_share = 0, 1.0  # So far; what the schedule has left of learning rates.
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         env, agent, device = setup.env, setup.agent, setup.device
         self.config: Any
         config, ranks = self.config, self.collectives.world_size
-        self.env, self.torch_threads = env, 1
+        self.env, self.torch_threads, self._num_iterations = env, 1, agent.max_iterations
         obs = env.get_observations()
         self.actor = self.policy_of(env, agent, setup.load)
         settings = config.critic_hidden_dims, config.num_atoms, config.support
@@ -87,11 +88,11 @@ class SAC(Learner):
         )
         sigma = 0.5 * math.log(2 * math.pi * math.e * config.target_std**2)
         self.target_entropy = sigma * env.num_actions
-        self.updates = self.add_state("updates", 0)
         self.rewards = RewardScale(env.num_envs, self.num_steps, config, device)
         self.add_state("returns", self.rewards.returns, "env")
-        self.add_state("return_moments", self.rewards.moments)
-        self.add_state("scale", self.rewards.scale)
+        of_run = {"return_moments": self.rewards.moments, "scale": self.rewards.scale}
+        for name, value in {"updates": 0, "rate_share": 1.0, **of_run}.items():
+            self.add_state(name, value)
         self.losses = Losses(config, self.collectives.rank == 0, device)
         self._after: Any = obs
         if config.save_replay:
@@ -182,6 +183,7 @@ class SAC(Learner):
     def learn(self) -> Deferred[dict[str, float]]:
         """Update critics and actor from samples of the replay, once it holds enough."""
         self._learn_moments()
+        self._anneal()
         self.losses.begin()
         config, left = self.config, self.num_updates if self._can_learn else 0
         begun = self.updates
@@ -201,6 +203,15 @@ class SAC(Learner):
             left -= number
         temperature = self.temperature["log"].detach().exp()
         return self.losses.means(range(begun, self.updates), temperature, self.rewards.scale)
+
+    def _anneal(self) -> None:
+        """Let learning rates fall along a cosine; one that was set falls from there."""
+        done = min(1.0, self.updates / (self.num_updates * self._num_iterations))
+        end, before = self.config.learning_rate_end_factor, self.rate_share
+        self.rate_share = end + 0.5 * (1.0 - end) * (1.0 + math.cos(math.pi * done))
+        for name, optimizer in self._adam.items():
+            rate = optimizer.param_groups[0]["lr"] / before
+            self.set_learning_rate(rate * self.rate_share, name)
 
     def policy_metrics(self) -> dict[str, torch.Tensor]:
         parts = self.replay.newest(self.num_steps)
