@@ -90,7 +90,7 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     except (Stopped, KeyboardInterrupt) as stopped:
         return 128 + getattr(stopped, "signal_number", signal.SIGINT)
     except OSError as error:
-        is_gone = isinstance(error, FileNotFoundError) and error.filename is None  # Of getcwd.
+        is_gone = error.filename is None and os.stat(".").st_nlink == 0  # The current folder is.
         if is_gone or (error.errno in WRONG_PATH and isinstance(error.filename, str)):
             print_error(f"error: {error.filename or 'the current folder'}: {error.strerror}.")
             return 2
