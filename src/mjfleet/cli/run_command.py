@@ -67,6 +67,7 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     mistake = os.environ.pop(MISTAKE_VARIABLE, None)  # What this process starts has no part in it.
     try:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # See ChildProcess.
             return (
                 _print_versions() if arguments[-1:] == ["--version"] else _call(command, arguments)
             )

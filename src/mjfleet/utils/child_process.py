@@ -40,14 +40,15 @@ def wait_for_own_children() -> None:
 
 
 @contextmanager
-def _receiving_interrupts() -> Iterator[None]:
-    """Let processes that begin in the block receive SIGINT.
+def _keeping_interrupts() -> Iterator[None]:
+    """Let processes that begin in the block receive SIGINT once `run_command` unblocks it.
 
-    The background job of a script ignores it, and so would they until they handle it. In the main
-    thread alone, as above.
+    Python would end by a message of its own while it starts. The background job of a script ignores
+    SIGINT, and so would they until they handle it, which the main thread alone can change.
     """
     is_main = threading.current_thread() is threading.main_thread()
     is_ignored = is_main and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     if is_ignored:
         signal.signal(signal.SIGINT, lambda number, frame: None)  # Nothing happens here.
     try:
@@ -55,6 +56,7 @@ def _receiving_interrupts() -> Iterator[None]:
     finally:
         if is_ignored:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
@@ -105,7 +107,7 @@ class ChildProcess:
             ]
             self._mistake = files.enter_context(tempfile.TemporaryFile())
             variables[MISTAKE_VARIABLE] = f"/proc/{pid}/fd/{self._mistake.fileno()}"
-            with _receiving_interrupts() if can_stop else nullcontext():
+            with _keeping_interrupts() if can_stop else nullcontext():
                 self._process = subprocess.Popen(
                     command,
                     stdin=stdin,
