@@ -32,7 +32,7 @@ ITERATE = """
 import gc, sys
 import mjfleet
 settings = {"env": {"num_envs": 8}, "gpu_ids": None}
-mjfleet.make("cartpole-balance", **settings)
+mjfleet.make("cartpole-balance", env=settings["env"])
 next(mjfleet.iterate("cartpole-balance", **settings))
 found = "mjfleet" in str(sys.meta_path), "wandb" in sys.modules
 print(gc.isenabled(), gc.get_freeze_count(), *found)
