@@ -67,7 +67,7 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     mistake = os.environ.pop(MISTAKE_VARIABLE, None)  # What this process starts has no part in it.
     try:
         try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # See ChildProcess.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # ChildProcess blocks it.
             return (
                 _print_versions() if arguments[-1:] == ["--version"] else _call(command, arguments)
             )
@@ -91,7 +91,8 @@ def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str
     except (Stopped, KeyboardInterrupt) as stopped:
         return 128 + getattr(stopped, "signal_number", signal.SIGINT)
     except OSError as error:
-        is_gone = error.filename is None and os.stat(".").st_nlink == 0  # The current folder is.
+        # os.getcwd names no file where the current folder has been removed.
+        is_gone = error.filename is None and os.stat(".").st_nlink == 0
         if is_gone or (error.errno in WRONG_PATH and isinstance(error.filename, str)):
             print_error(f"error: {error.filename or 'the current folder'}: {error.strerror}.")
             return 2

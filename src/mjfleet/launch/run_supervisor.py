@@ -53,7 +53,7 @@ def supervise(
             # Other hosts would take a launcher that Ctrl-Z suspends for lost.
             before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
             stack.callback(signal.signal, signal.SIGTSTP, before)
-        stack.enter_context(stop.deferred(is_announced=False))  # Once it is known what follows.
+        stack.enter_context(stop.deferred(is_announced=False))  # `follow` announces it.
         return RunSupervisor(plan, connections, relay).follow(stop)
 
 

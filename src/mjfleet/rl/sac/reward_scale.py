@@ -3,6 +3,7 @@
 import torch
 
 from mjfleet.config import SACConfig
+from mjfleet.rl.learner_state import LearnerState
 from mjfleet.rl.ranks.collectives import Collectives
 
 HEADROOM = 0.8
@@ -23,6 +24,12 @@ class RewardScale:
         """Number, sum, sum of squares and largest size of `returns`."""
         self.scale = torch.ones((), device=device)
         self._recent = torch.zeros(num_steps, num_envs, device=device)
+
+    def declare(self, learner: LearnerState) -> None:
+        """Declare what is remembered as a learner's state."""
+        learner.add_state("returns", self.returns, "env")
+        learner.add_state("return_moments", self.moments)
+        learner.add_state("scale", self.scale)
 
     def record(self, step: int, rewards: torch.Tensor, dones: torch.Tensor) -> None:
         """Take the rewards of a step of a rollout, and where episodes end, `(num_envs,)` each."""

@@ -41,7 +41,6 @@ class SAC(Learner):
     """SAC with a replay on each rank."""
 
     Config = SACConfig
-    updates, rate_share = 0, 1.0  # So far; what the schedule has left of learning rates.
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
@@ -88,11 +87,11 @@ class SAC(Learner):
         )
         sigma = 0.5 * math.log(2 * math.pi * math.e * config.target_std**2)
         self.target_entropy = sigma * env.num_actions
+        self.updates = self.add_state("updates", 0)
+        self.rate_share = self.add_state("rate_share", 1.0)
+        """By what the schedule has multiplied the learning rates."""
         self.rewards = RewardScale(env.num_envs, self.num_steps, config, device)
-        self.add_state("returns", self.rewards.returns, "env")
-        of_run = {"return_moments": self.rewards.moments, "scale": self.rewards.scale}
-        for name, value in {"updates": 0, "rate_share": 1.0, **of_run}.items():
-            self.add_state(name, value)
+        self.rewards.declare(self)
         self.losses = Losses(config, self.collectives.rank == 0, device)
         self._after: Any = obs
         if config.save_replay:
