@@ -7,11 +7,13 @@ import numpy as np
 import torch
 from mujoco.batch import Batch
 
+from mjfleet.errors import UserError
+
 from .arm import SPEED_LIMITS, PandaEnv
 from .config import ReachConfig
 
-POSES = 2048
-"""Number of poses from which commands are drawn."""
+POSES, ROUNDS = 2048, 100
+"""Largest number of poses from which commands are drawn, and of searches for as many."""
 
 
 class ReachEnv(PandaEnv[ReachConfig]):
@@ -38,7 +40,8 @@ class ReachEnv(PandaEnv[ReachConfig]):
         # This runs in every step, so that commands may change in the midst of an episode.
         if not self.command_override:
             renewed = self.episode_length_buf % self.period == 0
-            index = self.uniform(1, 0, POSES).long().squeeze(1).clamp(max=POSES - 1)
+            last = len(self.poses) - 1
+            index = self.uniform(1, 0, last + 1).long().squeeze(1).clamp(max=last)
             self.command[:] = torch.where(renewed.unsqueeze(1), self.poses[index], self.command)
 
     def apply(self, action: torch.Tensor) -> None:
@@ -108,9 +111,12 @@ class ReachEnv(PandaEnv[ReachConfig]):
         return {**self.describe(parts), "targets": moves}
 
     def _reachable(self) -> np.ndarray:
-        """Return commands within their ranges that the hand can fulfil, `(POSES, 6)`.
+        """Return commands within their ranges that the hand can fulfil, `(at most POSES, 6)`.
 
         They are poses of the hand at random angles of the joints, always the same ones.
+
+        Raises:
+            UserError: there are none.
         """
         model, cfg, rng = self.sim.model, self.cfg.pose, np.random.default_rng(0)
         home, tcp = model.key("home").qpos[:7], model.site("tcp").id
@@ -118,7 +124,7 @@ class ReachEnv(PandaEnv[ReachConfig]):
         batch = Batch(model, nsim=2 * POSES, nthread=torch.get_num_threads())
         qpos, places, frames = (batch.bind(name) for name in ("qpos", "site_xpos", "site_xmat"))
         found: list[np.ndarray] = []
-        for _ in range(100):
+        for _ in range(ROUNDS):
             angles = home + rng.uniform(-cfg.spread, cfg.spread, (2 * POSES, 7))
             qpos[:, :7] = angles.clip(*model.jnt_range[:7].T)
             batch.forward(stage=mujoco.mjtStage.mjSTAGE_POS.value)
@@ -130,6 +136,11 @@ class ReachEnv(PandaEnv[ReachConfig]):
             found.extend(commands[fits.all(axis=1)])
             if len(found) >= POSES:
                 break
+        if not found:
+            raise UserError(
+                f"none of {2 * POSES * ROUNDS} random poses of the arm has a hand within the "
+                "ranges of --env.pose; widen them, or --env.pose.spread."
+            )
         return np.array(found[:POSES])
 
 

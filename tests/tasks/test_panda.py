@@ -1,12 +1,16 @@
 """The Franka Panda: its model against published figures, and what its tasks reward and command."""
 
 import math
+import sys
+from dataclasses import replace
 from typing import Any
 
 import mujoco
 import numpy as np
 import pytest
 import torch
+
+from mjfleet.errors import UserError
 
 from ..conftest import REPOSITORY
 from ..env.test_env import BUNDLED, build_own
@@ -118,6 +122,20 @@ def test_every_commanded_pose_is_reached_by_some_motion_which_is_rewarded() -> N
     assert (rewards[-1] > rewards[0]).float().mean() > 0.95
     env.step(torch.zeros(24, 7))
     assert (env.command != before).any(dim=1).all()
+
+
+def test_commands_are_the_few_poses_within_narrow_ranges_and_none_is_one_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kind = BUNDLED["panda-reach"].load("reach:ReachEnv")
+    monkeypatch.setattr(sys.modules[kind.__module__], "ROUNDS", 5)
+    usual: Any = BUNDLED["panda-reach"].task.env
+    narrow, far = replace(usual.pose, forward=(0.0, 0.03)), replace(usual.pose, up=(0.9, 1.0))
+    env: Any = build_own("panda-reach", 24, pose=narrow)
+    assert 0 < len(env.poses) < 2048
+    assert ((env.command[:, 0] >= 0.0) & (env.command[:, 0] <= 0.03)).all()
+    with pytest.raises(UserError, match="has a hand within the ranges"):
+        build_own("panda-reach", 1, pose=far)
 
 
 def test_a_cube_is_gripped_and_carried_to_its_goal_which_is_rewarded() -> None:
