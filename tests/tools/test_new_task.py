@@ -32,6 +32,12 @@ def test_a_task_in_another_folder_is_called_with_it(output: Output, tmp_path: Pa
     output("train", "arm", "--tasks-dir", "my tasks/here", "--dry-run")
 
 
+def test_a_task_may_have_the_name_of_a_configuration(output: Output) -> None:
+    for name in ("agent", "PPO"):
+        output("mjfleet", "new-task", name)
+        output("train", name, "--dry-run")
+
+
 def test_what_cannot_be_made_is_one_message_and_leaves_nothing(
     tmp_path: Path, refusal: Refusal
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import tyro
 
+from mjfleet import config
 from mjfleet.config.flags import parse_flags
 from mjfleet.config.validation import Checked, Folder, PathText
 from mjfleet.errors import UserError
@@ -55,6 +56,7 @@ def new_task(arguments: Sequence[str]) -> int:
     if name in known:
         raise UserError(f"there is a task `{name}` already, in {known[name].folder}.")
     class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]", name))
+    class_name += "Task" * hasattr(config, f"{class_name}Config")  # Which the task imports.
     folder = root / name
     run = "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
     is_found = root.resolve() == Path("tasks").resolve()
