@@ -174,6 +174,19 @@ def test_worlds_share_numbers_where_asked_and_rows_of_a_world_do_too() -> None:
     assert len((masses / torch.tensor([1.0, 0.1])).unique()) == 2 * WORLDS
 
 
+def test_actuators_without_names_vary_too_and_have_numbers() -> None:
+    def varies(env: SledEnv) -> None:
+        vary(env, "actuator_gear", "1", "scale", (0.5, 1.5))
+        vary(env, "actuator_forcerange", ".*", "scale", (0.5, 0.9))
+
+    unnamed = MODEL.replace(' name="servo"', "").replace(' name="twist"', "")
+    env = SledEnv("native", varies, model=compiled(unnamed))
+    gears = env.sim.expand("actuator_gear")[:, :, 0]
+    assert (gears[:, 0] == 1).all()
+    assert len(gears[:, 1].unique()) == WORLDS
+    assert (env.sim.expand("actuator_forcerange")[:, 0, 1] < 2).all()
+
+
 @pytest.mark.parametrize("shape", ["uniform", "log", "normal"])
 def test_numbers_follow_their_distribution(shape: Any) -> None:
     def varies(env: SledEnv) -> None:

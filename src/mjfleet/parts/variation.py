@@ -180,7 +180,8 @@ def vary(
             it about its axes, rad), `cam_fovy` (degrees); `geom_rgba`, `mat_rgba`, `light_pos` (m),
             `light_diffuse` or `light_ambient` (colours, 0 to 1).
         names: regular expressions for whole names of bodies, of geoms or the bodies that have them,
-            of joints, actuators, cameras, materials or lights. None for gravity.
+            of joints, actuators, cameras, materials or lights. None for gravity. The name of an
+            actuator without any is its number.
         mode: "scale" draws one factor for a row; "add" and "set" a number for each of its columns.
         distribution: (low, high); (low, high, "log") has uniform logarithms; the ends of (low,
             high, "normal") are three standard deviations from the mean, and nothing is beyond them.
@@ -256,6 +257,8 @@ def _rows(one: Variation) -> tuple[np.ndarray, list[str]]:
         "material": model.nmat, "light": model.nlight,
     }  # fmt: skip
     names = [[getattr(model, kind)(i).name] for i in range(counts.get(kind, model.nactuator))]
+    if kind == "actuator":
+        names = [[own or str(i)] for i, (own,) in enumerate(names)]
     if kind == "geom":
         for own, body in zip(names, model.geom_bodyid, strict=True):
             own.append(model.body(body).name)
