@@ -1,6 +1,7 @@
 """Gymnasium's MuJoCo tasks, version 5 (gymnasium.farama.org/environments/mujoco; MIT license)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from mjfleet.config import (
     ActorConfig,
@@ -11,7 +12,10 @@ from mjfleet.config import (
     PPOConfig,
     Task,
 )
-from mjfleet.config.validation import NotNegative
+from mjfleet.config.validation import NotNegative, Rule
+
+LOWER_FIRST = Rule(lambda v: v[0] < v[1], "two numbers, the lower one first")
+Limits = Annotated[tuple[float, float], LOWER_FIRST]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +48,9 @@ class HealthyConfig(RunnerConfig):
 
     healthy_reward: float = 1.0
     """Reward of each step in which the robot is healthy."""
-    healthy_height: tuple[float, float] = (0.8, 2.0)
+    healthy_height: Limits = (0.8, 2.0)
     """Range of the torso's height in m in which the robot is healthy (healthy_z_range)."""
-    healthy_angle: tuple[float, float] = (-1.0, 1.0)
+    healthy_angle: Limits = (-1.0, 1.0)
     """Range of the torso's pitch in rad in which the robot is healthy (healthy_angle_range); of no
     use in three dimensions."""
     terminate_when_unhealthy: bool = True

@@ -1,5 +1,6 @@
 """Gymnasium's MuJoCo tasks against gymnasium itself, which is asked for one world after another."""
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,7 @@ import torch
 from gymnasium.envs.registration import load_env_creator
 
 from mjfleet.env import Env
+from mjfleet.errors import UserError
 
 from ..env.test_env import BUNDLED, build_task
 
@@ -123,3 +125,9 @@ def test_episodes_start_as_gymnasiums(name: str) -> None:
     edge = 1.2 * (theirs.max(axis=0) - theirs.min(axis=0))
     assert (np.abs(ours - theirs.mean(axis=0)) <= edge + 1e-6).all()
     assert env.action_limit == other.action_space.high[0]
+
+
+def test_a_range_of_health_that_nothing_is_in_is_refused() -> None:
+    usual: Any = BUNDLED["hopper-v5"].task.env
+    with pytest.raises(UserError, match="must be two numbers, the lower one first"):
+        replace(usual, healthy_angle=(0.2, -0.2))
