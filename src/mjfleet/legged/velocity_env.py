@@ -44,7 +44,7 @@ class VelocityEnv(Env[VelocityConfig]):
     pose_factors: ClassVar[Mapping[str, float]] = {}
     """Likewise, a factor of the weight of the joint's part of the reward term `pose`."""
     largest_tilt: ClassVar[float] = math.radians(70)
-    """Tilt of the base beyond which the robot has fallen, rad: Isaac Lab's limit."""
+    """Tilt of the base beyond which the robot has fallen, rad: mjlab's limit."""
     events: ClassVar[Collection[str]] = ("fall", "air_time")
     """Reward terms whose weights are per event, not per second."""
 
