@@ -148,3 +148,18 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             read_clip(tmp_path / name, MODEL)
     with pytest.raises(UserError, match="No such file"):
         read_clip(tmp_path / "none.npz", MODEL)
+
+
+@pytest.mark.parametrize("fault", ["damaged", "encrypted"])
+def test_an_npz_that_cannot_be_unpacked_is_refused(tmp_path: Path, fault: str) -> None:
+    path = save(tmp_path, own())
+    data = bytearray(path.read_bytes())
+    if fault == "damaged":
+        place = data.index(b"qpos.npy") + 40
+        data[place : place + 400] = bytes(range(200)) * 2
+    else:  # A flag of each entry of the directory.
+        for match in re.finditer(b"PK\x01\x02", bytes(data)):
+            data[match.start() + 8] |= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"clip.npz: it cannot be read: "):
+        read_clip(path, MODEL)

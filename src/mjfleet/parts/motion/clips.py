@@ -2,6 +2,7 @@
 
 import math
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ def read_clip(path: Path, model: mujoco.MjModel, rate: float | None = None) -> C
         raise UserError(f"{path}: {error}") from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}.") from None
-    except (ValueError, zipfile.BadZipFile) as error:
+    except (ValueError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: it cannot be read: {error}") from None
 
 
