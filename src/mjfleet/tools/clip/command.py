@@ -119,9 +119,8 @@ def _plot(read: "Clip", path: Path) -> None:
     from mjfleet.tools.report.picture import Panel, draw
 
     seconds = np.arange(len(read.qpos)) / read.rate
-    angles = read.qpos[:, -len(read.joints) :].numpy().T
-    lines = {name: np.stack((seconds, row)) for name, row in zip(read.joints, angles, strict=True)}
-    draw(path, [Panel("s", "rad", lines)])
+    rows = zip(read.joints, read.qpos[:, -len(read.joints) :].numpy().T, strict=True)
+    draw(path, [Panel("s", name, {"": np.stack((seconds, row))}) for name, row in rows])
 
 
 def _film(read: "Clip", model: Any, path: Path) -> None:
