@@ -313,7 +313,8 @@ def test_wrong_bodies_are_refused(tmp_path: Path) -> None:
         ({"end_bodies": ("left_upper",)}, "and all of --env.end-bodies"),
         ({"bodies": ("trunk", "left_lower", "tail")}, "the model has no body 'tail'"),
         ({"touching": ("tail",)}, "--env.touching: the model has no body 'tail'"),
-        ({"self_collision": ("tail",)}, "--env.self-collision: the model has no body 'tail'"),
+        ({"self_collision": ("tail",)}, "--env.self-collision: the robot has no body 'tail'"),
+        ({"self_collision": ("world",)}, "--env.self-collision: the robot has no body 'world'"),
     ]
     for fields, message in wrong:
         with pytest.raises(UserError, match=message):

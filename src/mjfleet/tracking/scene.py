@@ -62,8 +62,8 @@ def _collide(spec: mujoco.MjSpec, names: tuple[str, ...]) -> None:
     A body collides by the shapes that collide with other things, or by all of them if none does.
     """
     for name in names:
-        if (body := spec.body(name)) is None:
-            raise UserError(f"--env.self-collision: the model has no body {name!r}.")
+        if (body := spec.body(name)) is None or body == spec.worldbody:
+            raise UserError(f"--env.self-collision: the robot has no body {name!r}.")
         shapes = list(body.geoms)
         for shape in [one for one in shapes if one.contype or one.conaffinity] or shapes:
             shape.contype |= OWN_BIT
