@@ -44,9 +44,13 @@ def rank_files_of(checkpoint: Path) -> list[Path]:
 
 
 def forget_rank_files(folder: Path, name: str) -> None:
-    """Remove the file of this name, and those of its rank that only older checkpoints name."""
-    files = rank_files_in(folder, int(name.removeprefix("rank").partition("_")[0]))
-    for path in (*(one for one in files[:-1] if one.name != name), folder / name):
+    """Remove the files of a rank, before that of this name is written, but the one of the newest
+    checkpoint: where there are none, as on other hosts, the newest file of fewer iterations."""
+    rank, _, number = Path(name).stem.removeprefix("rank").partition("_")
+    files = {path: int(path.stem.rpartition("_")[2]) for path in rank_files_in(folder, int(rank))}
+    older = [path for path in files if files[path] < int(number)]
+    kept = [path for path in older if (folder / f"model_{files[path]}.pt").exists()]
+    for path in files.keys() - {*(kept or older)[-1:]}:
         path.unlink(missing_ok=True)
 
 

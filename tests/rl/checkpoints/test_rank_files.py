@@ -11,6 +11,7 @@ from mjfleet.config import AgentConfig
 from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.ppo import PPO
 from mjfleet.rl.runner import Runner
+from mjfleet.runs.checkpoints import forget_rank_files
 
 from ..evaluation.test_evaluator import make_env
 from .test_checkpoints import TASK, agent, load, train
@@ -92,3 +93,17 @@ def test_older_files_go_once_a_newer_checkpoint_is_complete(tmp_path: Path) -> N
     due = [n for n in range(1, 7) if n % interval == 0 or n == 6]
     assert {file.name for file in tmp_path.glob("rank*")} == {f"rank0_{n}.pt" for n in due[-2:]}
     assert all(len(names) <= 2 for names in found)
+
+
+@pytest.mark.parametrize("has_checkpoints", [True, False])
+def test_the_file_of_the_newest_checkpoint_stays_until_the_next_one_is_complete(
+    has_checkpoints: bool, tmp_path: Path
+) -> None:
+    """A resumed run repeats iterations 6 to 20, and a run may end while it saves."""
+    for name in ("rank0_3.pt", "rank0_5.pt", "rank0_7.pt", "rank0_10.pt", "rank0_20.pt"):
+        (tmp_path / name).touch()
+    if has_checkpoints:
+        (tmp_path / "model_5.pt").touch()
+    forget_rank_files(tmp_path, "rank0_10.pt")
+    (kept,) = tmp_path.glob("rank*")
+    assert kept.name == ("rank0_5.pt" if has_checkpoints else "rank0_7.pt")
