@@ -77,6 +77,8 @@ class Learner(LearnerState, ABC):
     schedule = "fixed"
     """What changes learning rates; `adaptive` continues from those in a checkpoint."""
     learning_rate: float
+    rate_share = 1.0
+    """By what a schedule of the learner's own has multiplied the learning rates."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__()

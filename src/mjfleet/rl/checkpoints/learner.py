@@ -75,7 +75,7 @@ class LearnerCheckpoint:
         goes_on = learner.schedule in ("adaptive", own.get("schedule"))
         for name, rates in self._rates.items():
             if not (goes_on and _are_equal(then.get(name, ()), rates)):
-                learner.set_learning_rate(rates[0], name)
+                learner.set_learning_rate(rates[0] * learner.rate_share, name)
         return lost
 
     def _groups(self, names: list[str]) -> list[dict[str, Any]]:

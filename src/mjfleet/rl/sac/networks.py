@@ -17,6 +17,11 @@ FIRST_STD = 0.1
 """Deviation of the return that critics predict at first, as a share of the support."""
 
 
+def widths_of(size: int, hidden_dims: Sequence[int]) -> list[int]:
+    """Return the sizes of a network's input and hidden layers, of which -1 is that of the input."""
+    return [size, *(size if width == -1 else width for width in hidden_dims)]
+
+
 class SquashedActor(MLPModel):
     """A Gaussian whose samples pass through tanh, times the limit of each action."""
 
@@ -33,10 +38,10 @@ class SquashedActor(MLPModel):
         """Build the network; `limit` `(num_actions,)` is the largest action."""
         sizes = 2 * len(limit), list(hidden_dims)
         super().__init__(obs, obs_groups, "actor", *sizes, obs_normalization=True, **encoders)
-        layers: list[nn.Module] = []
-        for size, following in pairwise([self._get_latent_dim(), *hidden_dims]):
+        widths, layers = widths_of(self._get_latent_dim(), hidden_dims), list[nn.Module]()
+        for size, following in pairwise(widths):
             layers += [nn.Linear(size, following), nn.LayerNorm(following), nn.SiLU()]
-        self.mlp = nn.Sequential(*layers, nn.Linear(hidden_dims[-1], 2 * len(limit)))
+        self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], 2 * len(limit)))
         self.register_buffer("limit", limit)
 
     def forward(
@@ -86,7 +91,8 @@ class Critics(MLPModel):
         """Build `count` critics of observations and actions."""
         super().__init__(obs, obs_groups, "critic", 1, [1], obs_normalization=True, **encoders)
         del self.mlp
-        shapes = list(pairwise([self._get_latent_dim() + num_actions, *hidden_dims, atoms]))
+        widths = widths_of(self._get_latent_dim() + num_actions, hidden_dims)
+        shapes = list(pairwise([*widths, atoms]))
         made = [
             torch.empty(count, *shape).uniform_(-1, 1) / math.sqrt(shape[0]) for shape in shapes
         ]

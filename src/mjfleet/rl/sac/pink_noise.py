@@ -29,3 +29,8 @@ class PinkNoise:
         """Return the noise of the next step, `(num_envs, num_actions)`."""
         self.values.mul_(self._kept).addcmul_(self._added, torch.randn_like(self.values))
         return self.values.sum(dim=1)
+
+    def load(self, values: torch.Tensor) -> None:
+        """Go on from earlier values, unless they are of another memory."""
+        if values.shape == self.values.shape:
+            self.values.copy_(values)

@@ -2,8 +2,7 @@
 
 import torch
 
-from mjfleet.config import SACConfig
-from mjfleet.rl.learner_state import LearnerState
+from mjfleet.rl.learner import Learner
 from mjfleet.rl.ranks.collectives import Collectives
 
 HEADROOM = 0.8
@@ -16,17 +15,16 @@ class RewardScale:
     As in FlashSAC (arXiv:2604.04539); over all ranks.
     """
 
-    def __init__(self, num_envs: int, num_steps: int, config: SACConfig, device: str) -> None:
+    def __init__(self, learner: Learner, num_envs: int) -> None:
+        """Begin with a scale of 1, and declare what is remembered as state of the learner."""
+        config, device = learner.config, learner.device
         self._gamma, self._largest = config.gamma, HEADROOM * config.support
         self.returns = torch.zeros(num_envs, device=device)
         """The discounted sum of past rewards of each environment's episode."""
         self.moments = torch.zeros(4, dtype=torch.float64, device=device)
         """Number, sum, sum of squares and largest size of `returns`."""
         self.scale = torch.ones((), device=device)
-        self._recent = torch.zeros(num_steps, num_envs, device=device)
-
-    def declare(self, learner: LearnerState) -> None:
-        """Declare what is remembered as a learner's state."""
+        self._recent = torch.zeros(learner.num_steps, num_envs, device=device)
         learner.add_state("returns", self.returns, "env")
         learner.add_state("return_moments", self.moments)
         learner.add_state("scale", self.scale)

@@ -6,7 +6,8 @@ FlashSAC (arXiv:2604.04539). Runs in a worker.
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -62,17 +63,17 @@ class SAC(Learner):
         ).to(device)
         taught = dict.fromkeys(self.critic.parameters())
         others = chain(self.actor.parameters(), self.temperature.parameters())
+        make = partial(torch.optim.Adam, lr=config.learning_rate, fused=True)
         self._adam: dict[str, torch.optim.Optimizer] = {
             # An encoder that actor and critics share learns by the loss of the critics.
-            "actor_optimizer": self._make_adam(p for p in others if p not in taught),
-            "critic_optimizer": self._make_adam(taught),
+            "actor_optimizer": make(p for p in others if p not in taught),
+            "critic_optimizer": make(taught),
         }
-        for name in self._adam:
-            self.gradient_of(name)
-        self.noise = PinkNoise(env.num_envs, env.num_actions, config.noise_memory, device)
-        self.add_state("noise_values", self.noise.values, "env")
-        names = sorted({*agent.obs_groups.actor, *agent.obs_groups.critic})
-        seen = {name: obs[name] for name in names}
+        noise = PinkNoise(env.num_envs, env.num_actions, config.noise_memory, device)
+        self.noise = noise
+        self.add_state("noise_values", per="env", get=lambda: noise.values, set=noise.load)
+        groups = agent.obs_groups
+        seen = {name: obs[name] for name in sorted({*groups.actor, *groups.critic})}
         self.mirrored = MirroredHalf(setup, seen) if config.mirrors_samples else None
         self.warm_up = max(config.n_step, -(-config.warm_up // (env.num_envs * ranks)))
         """Rows of the replay before the first update."""
@@ -82,28 +83,22 @@ class SAC(Learner):
         """The observations of the batch, and those after it, at fixed addresses."""
         shapes = (env.num_actions,), (), (), ()
         self._rest = [torch.zeros(self.batch_size, *shape, device=device) for shape in shapes]
-        self.num_updates = max(
-            1, round(self.num_steps * env.num_envs * ranks * config.updates_per_transition)
-        )
-        sigma = 0.5 * math.log(2 * math.pi * math.e * config.target_std**2)
-        self.target_entropy = sigma * env.num_actions
+        steps = self.num_steps * env.num_envs * ranks
+        self.num_updates = max(1, round(steps * config.updates_per_transition))
+        nats = 0.5 * math.log(math.tau * math.e * config.target_std**2)
+        self.target_entropy = nats * env.num_actions
+        self.iterations = self.add_state("iterations", 0)
         self.updates = self.add_state("updates", 0)
         self.rate_share = self.add_state("rate_share", 1.0)
-        """By what the schedule has multiplied the learning rates."""
-        self.rewards = RewardScale(env.num_envs, self.num_steps, config, device)
-        self.rewards.declare(self)
+        self.rewards = RewardScale(self, env.num_envs)
         self.losses = Losses(config, self.collectives.rank == 0, device)
         self._after: Any = obs
-        if config.save_replay:
-            replay = self.replay
-            self.add_state("replay", per="rank", get=replay.state, set=replay.load_state)
         self.learning_rate = config.learning_rate
-        capture, self.is_captured = setup.capture, setup.capture is not None
+        self.is_captured = setup.capture is not None
         self.scratch(*vars(self))
-        self._critics_step = Captured(
-            "the critics' step", self._learn_critics, self._written, capture
-        )
-        self._actors_step = Captured("the actor's step", self._learn_actor, self._written, capture)
+        captured = partial(Captured, writes=self._written, capture=setup.capture)
+        self._critics_step = captured("the critics' step", self._learn_critics)
+        self._actors_step = captured("the actor's step", self._learn_actor)
 
     @classmethod
     def policy_of(cls, env: Env[Any], agent: AgentConfig, load: Load) -> Any:
@@ -136,7 +131,10 @@ class SAC(Learner):
         if self.collectives.rank == 0:
             saved = "" if config.save_replay else "; checkpoints are without it"
             print_line(f"each worker's replay takes up to {each * length / 2**20:,.0f} MiB{saved}")
-        return Replay(length, observed, env.num_actions)
+        replay = Replay(length, observed, env.num_actions)
+        if config.save_replay:
+            self.add_state("replay", per="rank", get=replay.state, set=replay.load_state)
+        return replay
 
     def networks(self) -> dict[str, nn.Module]:
         names = "actor", "critic", "target", "temperature"
@@ -145,12 +143,16 @@ class SAC(Learner):
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return self._adam
 
-    def _make_adam(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Adam:
-        return torch.optim.Adam(parameters, lr=self.config.learning_rate, fused=True)
+    def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
+        """Load networks and optimisers; limits and supports are what this run's numbers say."""
+        own = [self.actor.limit, self.critic.values, self.target.values]
+        before = [numbers.clone() for numbers in own]
+        super().restore(state, names)
+        torch.ops.aten._foreach_copy_(own, before)
 
     def begin(self) -> None:
-        """Say what a resumed run without its replay does."""
-        if self.updates and not self._can_learn and self.collectives.rank == 0:
+        """Say that updates wait."""
+        if not self._can_learn and self.collectives.rank == 0:
             print_line(
                 f"each worker's replay begins with {self.replay.count:,} steps of its "
                 f"environments, and updates wait until there are more than {self.warm_up:,}"
@@ -205,7 +207,8 @@ class SAC(Learner):
 
     def _anneal(self) -> None:
         """Let learning rates fall along a cosine; one that was set falls from there."""
-        done = min(1.0, self.updates / (self.num_updates * self._num_iterations))
+        done = min(1.0, self.iterations / self._num_iterations)
+        self.iterations += 1
         end, before = self.config.learning_rate_end_factor, self.rate_share
         self.rate_share = end + 0.5 * (1.0 - end) * (1.0 + math.cos(math.pi * done))
         for name, optimizer in self._adam.items():
@@ -216,10 +219,8 @@ class SAC(Learner):
         parts = self.replay.newest(self.num_steps)
         actions = torch.cat([self.replay.actions[part] for part in parts])
         changes = actions.diff(dim=0).abs()
-        return {
-            "saturated_actions": (actions.abs() > SATURATED).float().mean(),
-            "action_rate": changes.sum() / max(1, changes.numel()),
-        }
+        found = {"saturated_actions": (actions.abs() > SATURATED).float().mean()}
+        return found | {"action_rate": changes.sum() / max(1, changes.numel())}
 
     @torch.no_grad()
     def _learn_moments(self) -> None:
