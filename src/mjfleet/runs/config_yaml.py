@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from mjfleet.config import PPOConfig, TrainConfig, by_dotted_name, from_dict, to_dict
+from mjfleet.config import PPOConfig, SACConfig, TrainConfig, by_dotted_name, from_dict, to_dict
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.config.field_kinds import Kind
 from mjfleet.config.flags import as_words
@@ -139,14 +139,15 @@ def from_file(
 def of_algorithm(config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a file's data without fields that belong to another algorithm than that of `config`.
 
-    These are PPO's and, where the file names another class, all that are not known.
+    These are PPO's and SAC's and, where the file names another class, all that are not known.
     """
     data, algorithm = copy.deepcopy(dict(data)), config.agent.algorithm
     values, known = value_at(data, "agent.algorithm"), {f.name for f in fields(algorithm)}
     if isinstance(values, dict):
         name = str(values.get("name", algorithm.name))
         is_other = name != algorithm.name and is_class_path(name)
-        for other in (values.keys() if is_other else {f.name for f in fields(PPOConfig)}) - known:
+        ours = {f.name for kind in (PPOConfig, SACConfig) for f in fields(kind)}
+        for other in (values.keys() if is_other else ours) - known:
             values.pop(other, None)
     return data
 

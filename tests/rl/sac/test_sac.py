@@ -18,6 +18,7 @@ from mjfleet.rl.checkpoints.initial_networks import take_networks
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner
 from mjfleet.rl.sac.networks import Critics, SquashedActor
+from mjfleet.runs.config_yaml import from_file
 
 from ...conftest import Run
 from ...env.test_env import build_task
@@ -154,9 +155,29 @@ def test_learning_rates_fall_along_a_cosine_also_one_that_was_set(
     runner, checkpointer = begin(tmp_path, agent(4, learning_rate_end_factor=0.2))
     runner.alg.set_learning_rate(first)
     found = [row["learning_rate"] for row in train(runner, checkpointer)]
-    done = 0.0, 0.0, 0.25, 0.5  # Updates begin in the second iteration.
-    shares = [0.2 + 0.4 * (1.0 + math.cos(math.pi * part)) for part in done]
+    shares = [0.2 + 0.4 * (1.0 + math.cos(math.pi * part / 4)) for part in range(4)]
     assert found == pytest.approx([first * share for share in shares])
+
+
+def test_a_fork_learns_with_the_numbers_that_it_is_given(tmp_path: Path) -> None:
+    falling: Any = {"learning_rate_end_factor": 0.1, "noise_memory": 16}
+    train(*begin(tmp_path, agent(4, **falling)))
+    more: Any = {"learning_rate": 2e-3, "noise_memory": 4, "support": 50.0}
+    runner, checkpointer = begin(tmp_path, agent(8, **falling | more))
+    assert checkpointer.resume(tmp_path / "model_4.pt") == []
+    rows = train(runner, checkpointer)
+    shares = [0.1 + 0.45 * (1.0 + math.cos(math.pi * part / 8)) for part in range(4, 8)]
+    assert [row["learning_rate"] for row in rows] == pytest.approx([2e-3 * x for x in shares])
+    for critics in (runner.alg.critic, runner.alg.target):
+        assert critics.values[[0, -1]].tolist() == [-50.0, 50.0]
+
+
+def test_a_hidden_layer_may_have_the_size_of_the_input(tmp_path: Path) -> None:
+    sizes: Any = {"actor_hidden_dims": (7, -1), "critic_hidden_dims": (-1,)}
+    runner, checkpointer = begin(tmp_path, agent(2, **sizes))
+    assert [layer.out_features for layer in runner.alg.actor.mlp[::3]] == [7, 5, 2]
+    assert runner.alg.critic.weights[0].shape == (2, 6, 6)
+    train(runner, checkpointer)
 
 
 def test_a_rate_that_is_set_is_in_the_metrics_also_after_a_resume(tmp_path: Path) -> None:
@@ -249,6 +270,11 @@ def test_gpus_bring_their_numbers_where_nobody_gave_others() -> None:
         expected = 256 if given else value
         assert usual[name] == expected, name
     assert task.with_usual_on_gpu(task.defaults(), ()) == task.defaults()
+
+
+def test_ppo_takes_of_a_file_of_sacs_what_it_knows_itself() -> None:
+    data = {"agent": {"algorithm": {"gamma": 0.9, "n_step": 3}}}
+    assert from_file(FOUND, data, "it").agent.ppo == replace(FOUND.task.agent.ppo, gamma=0.9)
 
 
 def test_a_fork_has_the_replay_and_a_policy_of_another_kind_is_refused(
