@@ -4,6 +4,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +12,15 @@ import yaml
 from mjfleet.cli.completion import candidates
 from mjfleet.cli.help import COMMON
 from mjfleet.cli.train import configure
-from mjfleet.config import AgentConfig, EnvConfig, LaunchConfig, SACConfig, TrainConfig, from_dict
+from mjfleet.config import (
+    AgentConfig,
+    EnvConfig,
+    LaunchConfig,
+    PPOConfig,
+    SACConfig,
+    TrainConfig,
+    from_dict,
+)
 from mjfleet.config.flags import (
     field_texts,
     flags_of,
@@ -162,6 +171,16 @@ def test_convolutions_are_the_settings_of_networks_that_sac_takes() -> None:
         refuse_unused(agent, [f"agent.{network}.cnn_cfg.stride"])
         with pytest.raises(UserError, match=f"--agent.{network}.activation has no effect"):
             refuse_unused(agent, [f"agent.{network}.activation"])
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, SACConfig])
+def test_convolutions_of_a_critic_have_no_effect_where_it_takes_the_actors(kind: Any) -> None:
+    cnn = {"class_name": "CNNModel", "cnn_cfg": {"output_channels": [4]}}
+    data = {"actor": cnn, "critic": cnn}
+    shared = from_dict(AgentConfig(algorithm=kind(share_cnn_encoders=True)), data)
+    refuse_unused(shared, ["agent.actor.cnn_cfg.stride"])
+    with pytest.raises(UserError, match="share-cnn-encoders True; it needs False"):
+        refuse_unused(shared, ["agent.critic.cnn_cfg.stride"])
 
 
 def test_every_field_that_may_have_no_effect_exists() -> None:

@@ -35,7 +35,7 @@ BOTH = _one_of("ppo", "grpo")
 VALUES = _one_of("ppo", "sac")
 NOT_SAC = _one_of("ppo", "grpo", "distillation")
 RNN, CNN, GAUSSIAN = (_one_of(name) for name in ("RNNModel", "CNNModel", "GaussianDistribution"))
-TRUE = Rule(bool, "True")
+TRUE, FALSE = Rule(bool, "True"), Rule(lambda v: not v, "False")
 IS_SET = Rule(lambda v: v is not None, "a value from the task's configuration or a file")
 WANDB = Rule(lambda v: "wandb" in v, "wandb, alone or with tensorboard")
 NEEDS = (
@@ -65,6 +65,7 @@ NEEDS = (
     ("actor.rnn_", "actor.class_name", RNN),
     ("critic.rnn_", "critic.class_name", RNN),
     ("actor.cnn_cfg.", "actor.class_name", CNN),
+    ("critic.cnn_cfg.", "algorithm.share_cnn_encoders", FALSE),
     ("critic.cnn_cfg.", "critic.class_name", CNN),
     ("obs_groups.rnd_state", "algorithm.name", NOT_SAC),
     ("obs_groups.rnd_state", "algorithm.rnd_cfg", IS_SET),
@@ -81,14 +82,15 @@ OWN_CLASS = Rule(is_class_path, "the `module:Class` that reads it")
 
 def unused_fields(agent: AgentConfig, names: Iterable[str]) -> Iterator[Unused]:
     """Yield the fields that have no effect in a configuration, of those with these dotted names."""
-    is_ppo = isinstance(agent.algorithm, PPOConfig)
+    is_ppo, known = isinstance(agent.algorithm, PPOConfig), vars(agent.algorithm)
     for name in sorted(name for name in names if name.startswith("agent.")):
         below = name.removeprefix("agent.")
         needs = [
             (decider, rule)
             for start, decider, rule in NEEDS
-            # Other algorithms have none of PPO's fields.
-            if re.match(start, below) and (is_ppo or decider != "algorithm.rnd_cfg")
+            if re.match(start, below)
+            # Other algorithms lack fields of PPO's.
+            and (not decider.startswith("algorithm.") or decider.split(".")[1] in known)
         ]
         if name not in field_kinds():
             needs += [(own, OWN_CLASS) for start, own in CLASSES.items() if below.startswith(start)]
