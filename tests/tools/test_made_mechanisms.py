@@ -154,8 +154,20 @@ def test_the_home_of_a_control_that_is_a_speed_is_0() -> None:
 def test_actuators_that_move_nothing_are_refused(refusal: Refusal) -> None:
     damper = '<actuator><damper joint="a" kv="1" ctrlrange="0 1"/></actuator>'
     bodies = rod("a", "0 0 0", "0 0 -0.1", about='axis="0 1 0" range="-60 60"')
-    Path("robot.xml").write_text(made(bodies, damper))
-    assert "its actuators move no joint" in refusal("new-task", "robot", "--from", "robot.xml")
+    balls = '<body pos="0 0 1"><joint name="b" type="ball"/><geom size="0.1" pos="0.1 0 0"/></body>'
+    motor = '<actuator><motor joint="b" gear="0 1 0"/></actuator>'
+    for model in (made(bodies, damper), made(balls, motor)):
+        Path("robot.xml").write_text(model)
+        assert "its actuators move no joint" in refusal("new-task", "robot", "--from", "robot.xml")
+
+
+def test_motors_of_a_ball_get_ranges_whatever_axis_they_turn_about() -> None:
+    inner = rod("b", "0 0 0.1", "0.1 0 0")
+    bodies = rod("a", "0 0 0", "0 0 0.1", inner, 'type="ball"')
+    motors = [f'<motor joint="a" gear="{axis}"/>' for axis in ("2 0 0", "0 0 -2")]
+    model = make(made(bodies, f'<actuator>{"".join(motors)}<motor joint="b"/></actuator>'))
+    assert np.isfinite(model.actuator_ctrlrange).all()
+    assert model.actuator_ctrlrange[0] == pytest.approx(model.actuator_ctrlrange[1])
 
 
 def test_a_column_of_goals_that_are_all_the_same_is_refused() -> None:

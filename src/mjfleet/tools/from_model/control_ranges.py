@@ -51,10 +51,8 @@ def _range(robot: Robot, i: int, lengths: tuple[float, float]) -> tuple[float, f
     kinds, most = (model.actuator_gaintype[i], model.actuator_biastype[i]), 0.0
     if dynamics == mjtDyn.mjDYN_MUSCLE:
         return 0.0, 1.0
-    if (
-        dynamics == mjtDyn.mjDYN_INTEGRATOR
-    ):  # The control is a speed: the whole range takes two seconds.
-        most = half
+    if dynamics == mjtDyn.mjDYN_INTEGRATOR:
+        most = half  # The control is a speed: the whole range takes two seconds.
     elif position_actuators(model)[i] and half > 0:
         return lengths
     elif kinds == (mjtGain.mjGAIN_FIXED, mjtBias.mjBIAS_AFFINE):
@@ -67,5 +65,6 @@ def _range(robot: Robot, i: int, lengths: tuple[float, float]) -> tuple[float, f
         elif model.actuator_trntype[i] in ON_JOINT:
             joint = int(model.actuator_trnid[i, 0])
             torque = torque_of_file(model, joint, i) or torque_guess(robot, joint)
-            most = torque / abs(gain * model.actuator_gear[i, 0])
+            gear = np.abs(model.actuator_gear[i]).max()  # A ball's motor may turn about any axis.
+            most = torque / (gear * abs(gain))
     return (-float(most), float(most)) if most else None

@@ -85,7 +85,7 @@ def write_goals(robot: Robot, path: Path) -> int:
         raise UserError(
             f"its actuators do not move the site `{robot.tool}`."
             if robot.tool
-            else "its actuators move no joint."
+            else "its actuators move no joint of the kinds hinge and slide."
         )
     home = measured.read(robot.data)
     order = np.square((rows - home) / ranges).sum(axis=1).argsort()
@@ -185,4 +185,5 @@ def _sweep(model: mujoco.MjModel, measured: Measured) -> np.ndarray:
             continue
         if not (measured.tool and data.ncon > touches):
             rows.append(now)
-    return np.array(rows if len(rows) >= FEW else rows + moving).reshape(-1, len(near))
+    kept = rows if len(rows) >= FEW else rows + moving
+    return np.array(kept).reshape(len(kept), len(near))
