@@ -173,6 +173,17 @@ def test_each_world_has_a_robot_of_its_own_by_the_workers_seed() -> None:
         assert not torch.equal(env.sim.expand(name), other.sim.expand(name))
 
 
+def test_the_cost_of_transport_is_that_of_the_weight_that_a_resume_restores() -> None:
+    env, other = (build("go1-velocity-flat", seed=seed) for seed in (1, 2))
+    other.sim.restore(env.sim.state())
+    other.load_state_dict(env.state_dict())
+    action = torch.zeros(env.num_envs, env.num_actions)
+    for each in (env, other):
+        each.step(action)
+    weights = (each.metrics()["cost_of_transport"][1] for each in (env, other))
+    assert torch.equal(*weights)
+
+
 def test_pushes_come_and_noise_is_the_actors_alone() -> None:
     env = build("go1-velocity-flat", parts={"random": {"push_seconds": (0.5, 1.0)}})
     calm = build("go1-velocity-flat", parts={"random": CALM})

@@ -85,7 +85,7 @@ class VelocityEnv(Env[VelocityConfig]):
         self.action_limit = reach.clamp(max=cfg.largest_action)
         self._declare_state()
         self._prepare_draws()
-        self.weight = GRAVITY * sim.expand("body_mass").sum(dim=1)
+        self.masses = sim.expand("body_mass")  # A run that resumes restores them.
         self.minutes = torch.full((self.num_envs,), self.step_dt / 60, device=self.device)
         self.next_push = Timer(self, *cfg.random.push_seconds)
         self.motors = Delay(self, self.num_actions, *cfg.random.delay)
@@ -318,11 +318,12 @@ class VelocityEnv(Env[VelocityConfig]):
 
     def metrics(self) -> dict[str, torch.Tensor | tuple[torch.Tensor, torch.Tensor]]:
         """Return errors in m/s and rad/s, falls per minute, and energy per weight and distance."""
+        weight = GRAVITY * self.masses.sum(dim=1)
         return {
             "velocity_error": self.error[:, :2].norm(dim=1),
             "yaw_error": self.error[:, 2].abs(),
             "falls_per_minute": (self.failed.float(), self.minutes),
-            "cost_of_transport": (self.power, self.weight * self.velocity[:, :2].norm(dim=1)),
+            "cost_of_transport": (self.power, weight * self.velocity[:, :2].norm(dim=1)),
         }
 
     def deployment(self) -> dict[str, Any]:
