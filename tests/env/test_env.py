@@ -368,13 +368,15 @@ class Misshapen(ReachEnv):
     what: ClassVar[str]
 
     def count_actions(self) -> Any:
-        counts = {"no count": None, "half a count": 1.5, "count of 0": 0}
+        counts = {"no count": None, "half a count": 1.5, "count of 0": 0, "motors": 1.0}
         return counts.get(self.what, super().count_actions())
 
     def observe(self) -> Any:
-        groups: dict[str, Any] = super().observe()
+        groups: dict[Any, Any] = super().observe()
         if self.what == "no critic":
             del groups["critic"]
+        if self.what == "number for a name":
+            groups |= {3: groups["actor"]}
         if self.what == "array":
             groups["actor"] = groups["actor"].numpy()
         return self.sim.qpos if self.what == "tensor" else groups
@@ -414,6 +416,7 @@ class Misshapen(ReachEnv):
     [
         ("no count", r"count_actions\(\) returns None; it must return a whole"),
         ("half a count", r"count_actions\(\) returns 1\.5; it must return"),
+        ("motors", r"count_actions\(\) returns 1\.0; it must return"),
         ("count of 0", r"count_actions\(\) returns 0; it must return"),
         ("no critic", r"observe\(\) has actor; it must have actor and critic"),
         ("column", r"rewards\(\)\['alive'\] is \(2, 1\) on cpu; it must be a tensor \(2,\) on cpu"),
@@ -424,6 +427,7 @@ class Misshapen(ReachEnv):
         ("three", r"metrics\(\)\['three'\] is tuple; it must be a tensor"),
         ("array", r"observe\(\)\['actor'\] is ndarray; it must be a tensor"),
         ("tensor", r"observe\(\) must return a dictionary"),
+        ("number for a name", r"observe\(\) must return a dictionary of names to tensors"),
         ("flat arrow", r"debug_vis\(\)\['target'\] is \(2, 2\)"),
         ("weight of nothing", r"reward_weights\(\) names bonus; rewards\(\) has alive, effort"),
         ("no weight", r"reward_weights\(\) returns .* finite numbers"),
@@ -442,6 +446,13 @@ class Powered(PlainEnv):
         return {"power": self.sim.actuator_force * self.sim.qvel}
 
 
+class Misnamed(ReachEnv):
+    """Reads a sensor that is not there."""
+
+    def rewards(self) -> dict[str, Any]:
+        return {"height": self.sim.sensor("height")[:, 0]}
+
+
 def test_a_term_of_motors_and_joints_of_different_number_says_which_there_are() -> None:
     model = mujoco.MjModel.from_xml_string("""<mujoco><worldbody><body>
       <joint name="hip"/><geom size="0.1"/><body><joint name="knee"/><joint name="ankle"/>
@@ -452,6 +463,9 @@ def test_a_term_of_motors_and_joints_of_different_number_says_which_there_are() 
     (note,) = raised.value.__notes__
     assert "motors (upper, lower) with 2 controls" in note
     assert "joints (hip, knee, ankle) with 3 speeds" in note
+    with pytest.raises(ValueError, match="no sensor 'height'") as other:
+        reach(Misnamed, num_envs=2)  # Which has as many motors as joints.
+    assert not hasattr(other.value, "__notes__")
 
 
 class Weighted(ReachEnv):

@@ -40,7 +40,7 @@ def check_action_count(env: Any) -> int:
     count, kind = env.count_actions(), type(env).__name__
     if isinstance(count, (int, np.integer)) and count > 0:
         return int(count)
-    if count == env.sim.model.nu:
+    if count == env.sim.model.nu == 0:
         raise UserError(f"{kind}: the model has no actuator to act with.")
     raise UserError(
         f"{kind}.count_actions() returns {count!r}; it must return a whole number above 0."
@@ -63,7 +63,7 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
             returned["rewards"] = env.compute(returned["rewards"])
         ghost = env.ghost()
     except (RuntimeError, ValueError) as error:
-        error.add_note(_motors_and_joints(env.sim.model))
+        _note_motors_and_joints(error, env.sim.model)
         raise
     for restore in reversed(restores):
         restore()
@@ -76,7 +76,8 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
             if found.dtype != torch.bool:
                 raise UserError(f"{where} is {found.dtype}, not torch.bool.")
             continue
-        if not isinstance(found, dict) or not (found or method in MAY_BE_EMPTY):
+        is_named = isinstance(found, dict) and all(isinstance(name, str) for name in found)
+        if not is_named or not (found or method in MAY_BE_EMPTY):
             raise UserError(f"{where} must return a dictionary of names to tensors.")
         for key, value in found.items():
             is_pair = method in MAY_BE_EMPTY and isinstance(value, tuple) and len(value) == 2
@@ -92,14 +93,16 @@ def check_returns(env: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(returned["rewards"]), tuple(returned["metrics"])
 
 
-def _motors_and_joints(model: mujoco.MjModel) -> str:
-    """Return the names of a model's motors and joints, whose numbers a term may take for equal."""
+def _note_motors_and_joints(error: Exception, model: mujoco.MjModel) -> None:
+    """Note the names of motors and joints, if a term may have taken one number for the other."""
     motors = [model.actuator(i).name or str(i) for i in range(model.nactuator)]
     joints = [model.joint(i).name or str(i) for i in range(model.njnt)]
-    return (
-        f"The model has motors ({', '.join(motors)}) with {model.nu} controls, and joints "
-        f"({', '.join(joints)}) with {model.nv} speeds; sim.actuator_velocity has those of motors."
-    )
+    if model.nu != model.nv:
+        error.add_note(
+            f"The model has motors ({', '.join(motors)}) with {model.nu} controls, and joints "
+            f"({', '.join(joints)}) with {model.nv} speeds; sim.actuator_velocity has those of "
+            "motors."
+        )
 
 
 def check_names(env: Any, rewards: Iterable[str], metrics: Iterable[str]) -> None:
