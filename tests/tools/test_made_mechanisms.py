@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mjfleet
+from mjfleet.errors import UserError
 
 from ..conftest import Refusal, run_here
 from .made_mechanisms import (
@@ -172,9 +173,11 @@ def test_motors_of_a_ball_get_ranges_whatever_axis_they_turn_about() -> None:
 
 def test_a_column_of_goals_that_are_all_the_same_is_refused() -> None:
     make(SERVO_ARM)
+    with pytest.raises(UserError, match=r"of the 1 rows that --env\.spread keeps"):
+        mjfleet.make("robot", num_envs=4, device="cpu", env={"spread": 0.001})
     path = Path("tasks/robot/goals.csv")
     path.write_text("x,y,z\n" + "0.1,0.1,0.5\n" * 9)
-    with pytest.raises(ValueError, match=r"goals\.csv: .* all the same"):
+    with pytest.raises(UserError, match=r"of the \d rows that .* leave the column out"):
         mjfleet.make("robot", num_envs=4, device="cpu")
 
 
