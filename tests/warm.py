@@ -2,7 +2,8 @@
 
 Imports take most of the time of a short run. Each request is a line of JSON. A command is answered
 by the id of the process that was forked for it, `wait` for a process by its exit code, `speed` by
-the seconds that the imports took.
+the seconds that the imports took. A host agent that such a command starts on this machine is a fork
+of the command, which has imported what it needs; one that another test starts is a new Python.
 """
 
 import atexit
@@ -12,23 +13,26 @@ import io
 import json
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 from mjfleet.cli.train import train
+from mjfleet.utils import child_process
 from mjfleet.utils.garbage_collection import no_garbage_collection
 from mjfleet.worker.thread_limits import prepare
 
 MODULES = (
     "mujoco.batch", "mjfleet.env", "mjfleet.rl.runner", "mjfleet.sim.warp_engine",
     "mjfleet.cli.train", "mjfleet.launch.launch_training", "mjfleet.worker.in_process_worker",
-    "mjfleet.worker.training", "mjfleet.launch.worker_processes",
+    "mjfleet.worker.training", "mjfleet.launch.worker_processes", "mjfleet.launch.hosts.host_agent",
 )  # fmt: skip
 """What most requests import."""
 LIGHT = ("mjfleet.cli.dispatcher", "mjfleet.cli.train")
@@ -86,6 +90,41 @@ def renew(environ: Mapping[str, str]) -> None:
     tempfile.tempdir = None
 
 
+def start_program(
+    command: Sequence[str], *, stdin: Any, stdout: Any, stderr: IO[bytes], env: Any, **options: Any
+) -> Any:
+    """Take the place of subprocess.Popen, as ChildProcess calls it: fork where a host agent begins.
+
+    Returns what ChildProcess knows of a Popen.
+    """
+    host_starter = sys.modules.get("mjfleet.launch.hosts.host_starter")
+    if not host_starter or command[-1] != host_starter.HOST_AGENT:
+        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+        return subprocess.Popen(command, env=env, **streams, **options)
+    requests, answers = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(requests[0])
+        os.close(answers[1])
+        pipes = os.fdopen(requests[1], "wb"), os.fdopen(answers[0], "rb")
+        return SimpleNamespace(
+            pid=pid, stdin=pipes[0], stdout=pipes[1], stderr=None, returncode=None
+        )
+    # Until its end this process has the objects of the command, none of which may be finalised.
+    gc.disable()
+    os.setsid()
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    for number, descriptor in enumerate((requests[0], answers[1], stderr.fileno())):
+        os.dup2(descriptor, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    renew(env)
+    host_agent = importlib.import_module("mjfleet.launch.hosts.host_agent")
+    os._exit(call(host_agent.main))
+
+
 def call(main: Callable[[], object]) -> int:
     """Return the exit code of a process that calls `main` and ends."""
     try:
@@ -119,5 +158,6 @@ if __name__ == "__main__":
     os.chdir("/")  # Where no tasks are: only bundled ones are imported here.
     with redirect_stdout(io.StringIO()):
         train(["cartpole-balance", "--dry-run"])  # The first of a process takes four times as long.
+    child_process.subprocess = SimpleNamespace(Popen=start_program)
     gc.freeze()  # A collection after a fork would copy the pages of all that is imported.
     end(call(importlib.import_module(become(next_request(seconds))).main))
