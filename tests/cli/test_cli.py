@@ -149,6 +149,8 @@ FILES = {
     "twice.yaml": "agent: {seed: 3}\nagent: {run_name: a}",
     "number.yaml": "3",
     "itself.yaml": "agent: &it {actor: *it}",
+    "many.yaml": "hosts:\n- - &list0 [a, a]\n"
+    + "".join(f"  - &list{n + 1} [*list{n}, *list{n}]\n" for n in range(40)),
     "seeds.yaml": "seeds: {a: 1}",
     "program.yaml": "agent: {algorithm: {name: '__main__:Own'}}",
     "no_task.yaml": "env: {num_envs: 8}",
@@ -165,6 +167,7 @@ ERRORS = [
     ([TASK, "--config", "twice.yaml"], ["not YAML: `agent` stands there twice"]),
     ([TASK, "--config", "number.yaml"], ["must hold a mapping"]),
     ([TASK, "--config", "itself.yaml"], ["not YAML: found unconstructable recursive node"]),
+    ([TASK, "--config", "many.yaml"], ["not YAML: its aliases stand for too many values"]),
     ([TASK, "--config", "seeds.yaml"], ["`seeds` is {'a': 1}; it must be an integer"]),
     ([TASK, "--agent.algorithm.name"], ["Missing value for argument '--agent.algorithm.name'"]),
     ([TASK, "--config", "program.yaml"], ["program.yaml does not decide agent.algorithm.name"]),

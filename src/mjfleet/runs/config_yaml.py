@@ -224,11 +224,22 @@ def _read(path: str, name: str, is_typed: bool) -> Any:
         with open_regular(Path(path), CONFIG_BYTES, may_link=is_typed) as file:
             text = file.read()
         # YAML includes JSON, but for the tabs that indent some files.
-        return yaml.load(text.expandtabs() if path.endswith(".json") else text, Loader)
+        data = yaml.load(text.expandtabs() if path.endswith(".json") else text, Loader)
+        if _count(data, {}) > CONFIG_BYTES:
+            raise ValueError("its aliases stand for too many values")
+        return data
     except OSError as error:
         raise UserError(f"{name}: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{name}: not YAML: {error}") from None
+
+
+def _count(value: Any, known: dict[int, int]) -> int:
+    """Return how many values there are in one, what aliases stand for counted each time."""
+    if isinstance(value, dict | list) and id(value) not in known:
+        parts = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(part, known) for part in parts)
+    return known.get(id(value), 1)
 
 
 def _placement_in(config: TrainConfig) -> dict[str, Any]:
