@@ -257,6 +257,8 @@ def test_tasks_are_those_of_the_command(tmp_path: Path) -> None:
     assert "Keep a pole upright" in mjfleet.tasks()["cartpole-balance"]
     with pytest.raises(mjfleet.UserError, match="--tasks-dir names"):
         mjfleet.tasks(str(tmp_path / "none"))
+    with pytest.raises(mjfleet.UserError, match="`tasks_dir` is 3; it must be text"):
+        mjfleet.train("cartpole-balance", tasks_dir=3)
 
 
 def test_a_configuration_of_another_task_is_refused(tmp_path: Path) -> None:

@@ -57,7 +57,8 @@ def choose_task(
     elif name is not None:
         raise UserError(f"name={name!r} is for a class; the task {task} has one.")
     else:
-        tasks_dir = changed.get("tasks_dir") or (place and tasks_dir_of(place))
+        typed = from_dict(TrainConfig(), {"tasks_dir": changed.get("tasks_dir")}).tasks_dir
+        tasks_dir = typed or (place and tasks_dir_of(place))
         found = discover(os.environ, tasks_dir).find(task)
     own, kind = changes.get("env"), type(found.task.env)
     if is_dataclass(own) and not isinstance(own, kind):
