@@ -64,6 +64,8 @@ def rollouts(num_envs: int, **agent: Any) -> None:
         (lambda: ActorConfig(class_name=PLAIN), ["--agent.actor.class-name", "`module:Class`"]),
         (lambda: PPOConfig(name=NUMBER), ["--agent.algorithm.name is 0.7", "ppo or grpo"]),
         (lambda: DistributionConfig(std_range=(1.0, float("inf"))), ["std-range", "two finite"]),
+        # Beyond its limit it would learn nothing.
+        (lambda: DistributionConfig(std_range=(0.1, 0.5)), ["init-std is 1.0", "0.1 to 0.5"]),
         (lambda: AgentConfig(run_name="a/b"), ["--agent.run-name is 'a/b'", "folder name"]),
         (lambda: AgentConfig(logger=("wandb", "none")), ["--agent.logger is", "`none` alone"]),
         (lambda: WandbConfig(project="a/b"), ["--agent.wandb.project is 'a/b'", "none of /"]),

@@ -324,6 +324,7 @@ def test_lists_are_words_and_none_is_a_value() -> None:
         "--gpu-ids", "0", "1", "--agent.actor.hidden_dims", "64", "32", "--agent.run-name=a,b",
         "--agent.wandb.tags", "two words", "small", "--agent.no-tf32", "--eval-interval=None",
         "--agent.actor.distribution.std-range", "0.1", "1e-1",
+        "--agent.actor.distribution.init-std=.1",
         "--agent.critic.hidden-dims=[128, 64]",
     )  # fmt: skip
     agent = config.agent

@@ -60,6 +60,14 @@ class DistributionConfig(Checked, flags="agent.actor.distribution."):
     learn_std: bool = True
     """Whether the standard deviation is learned (GaussianDistribution only)."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        low, high = self.std_range
+        between = Rule(
+            lambda v: low <= v <= high, f"in --{self.flags}std-range, {low:g} to {high:g}"
+        )
+        check(self, init_std=between)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CnnConfig(Checked, flags="cnn-cfg."):
