@@ -16,10 +16,11 @@ class SACConfig(AlgorithmConfig):
     FlashSAC (arXiv:2604.04539)."""
 
     usual: ClassVar[Mapping[str, Any]] = {
-        "env.num_envs": 32, "agent.num_steps_per_env": 8, "agent.save_interval": 400,
+        "env.num_envs": 96, "agent.num_steps_per_env": 3, "agent.save_interval": 400,
     }  # fmt: skip
     usual_on_gpu: ClassVar[Mapping[str, Any]] = {
         "env.num_envs": 1024,
+        "agent.num_steps_per_env": 8,
         "agent.save_interval": 2000,
         "agent.algorithm.batch_size": 2048,
         "agent.algorithm.updates_per_transition": 4 / 1024,
@@ -65,7 +66,7 @@ class SACConfig(AlgorithmConfig):
     """Largest scaled return that a critic can predict."""
     learning_rate: Positive = 1e-3
     """Learning rate of actor, critics and temperature, at first."""
-    learning_rate_end_factor: Annotated[float, between(0.001, 1)] = 1.0
+    learning_rate_end_factor: Annotated[float, between(0.001, 1)] = 0.1
     """What the learning rate is multiplied by at the end of the run, to which it falls along a
     cosine, as in FlashSAC; 1: it is constant."""
     tau: Fraction = 0.01

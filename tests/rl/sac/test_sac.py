@@ -27,7 +27,7 @@ from ..checkpoints.test_checkpoints import FOUND, TASK, load, same, train
 
 SMALL = SACConfig(
     batch_size=16, updates_per_transition=0.25, replay_size=8 * 8 * 3, warm_up=64, n_step=3,
-    actor_hidden_dims=(16,), critic_hidden_dims=(16,), num_atoms=21,
+    actor_hidden_dims=(16,), critic_hidden_dims=(16,), num_atoms=21, learning_rate_end_factor=1.0,
 )  # fmt: skip
 
 
@@ -262,7 +262,7 @@ def test_a_row_has_what_the_policy_does(tmp_path: Path) -> None:
 def test_gpus_bring_their_numbers_where_nobody_gave_others() -> None:
     task = FOUND
     config = task.defaults("sac")
-    assert (config.env.num_envs, config.agent.algorithm) == (32, SACConfig())
+    assert (config.env.num_envs, config.agent.algorithm) == (96, SACConfig())
     on_gpu = task.with_usual_on_gpu(config, {"agent.algorithm.batch_size"})
     usual = by_dotted_name(to_dict(on_gpu))
     for name, value in SACConfig.usual_on_gpu.items():
