@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from types import SimpleNamespace
@@ -102,7 +103,9 @@ def start_program(
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
         return subprocess.Popen(command, env=env, **streams, **options)
     requests, answers = os.pipe(), os.pipe()
-    pid = os.fork()
+    with warnings.catch_warnings():  # Other threads wait for messages, and hold no locks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid:
         os.close(requests[0])
         os.close(answers[1])
