@@ -158,12 +158,14 @@ def test_the_documentation_shows_the_tables() -> None:
 
 MINE = "mine-balance"
 KEEP = ("--agent.save-interval", "3")
+ONE = ("--episodes", "1")
 
 
-def unfinished(run_dir: Path) -> None:
-    """Leave a run of six iterations as one that was killed after its third."""
-    for name in ("model_6.pt", "final_model.pt"):
-        (run_dir / "checkpoints" / name).unlink()
+def unfinished(run_dir: Path, saved: int = 3) -> None:
+    """Leave a run as one that was killed when it had saved so many iterations."""
+    for path in (run_dir / "checkpoints").glob("*model*.pt"):
+        if path.name != f"model_{saved}.pt":
+            path.unlink()
 
 
 def test_a_fork_in_a_directory_of_its_own_never_runs_the_code_of_its_parent(
@@ -181,6 +183,27 @@ def test_a_fork_in_a_directory_of_its_own_never_runs_the_code_of_its_parent(
     assert "the code of today" in begun.stdout
     # Without --run-dir, --as-trained is about the parent.
     assert "the code of today" not in run(*fork, *longer).stdout
+
+
+def test_a_fork_that_is_killed_before_its_first_checkpoint_continues_with_its_own_code(
+    run: Run, tmp_path: Path
+) -> None:
+    task = write_task(tmp_path)
+    edit(task)
+    assert run("train", MINE, *SIX).returncode == 0
+    parent = only_run(tmp_path, MINE)
+    fork = ("train", MINE, "--resume", str(parent), "--fork", "--run-dir", "d", "--as-trained")
+    fork = (*fork, "--agent.max-iterations", "8")
+    edit(task, setup="print('the code of the fork')")
+    assert run(*fork).returncode == 0
+    unfinished(tmp_path / "d", 6)
+    edit(task, setup="print('the code of today')")
+    again = run(*fork)
+    assert again.returncode == 0, again.stderr
+    assert "d/checkpoints/model_6.pt" in again.stdout
+    assert ("the code of the fork" in again.stdout, "of today" in again.stdout) == (True, False)
+    said = run("play", MINE, "--resume", "d/checkpoints/model_6.pt", "--as-trained", *ONE)
+    assert (said.returncode, "the code of the fork" in said.stdout) == (0, True), said.stderr
 
 
 @pytest.mark.parametrize("restarts", [(), ("--max-restarts", "1")], ids=["alone", "restarts"])

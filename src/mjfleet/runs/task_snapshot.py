@@ -15,7 +15,7 @@ from typing import Literal
 
 from mjfleet.config import TrainConfig
 from mjfleet.registry import FoundTask, bundled_tasks
-from mjfleet.runs.attempts import run_dir_of
+from mjfleet.runs.attempts import TOKEN, attempt_of, run_dir_of
 from mjfleet.runs.checkpoints import about
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.run_json import record_of
@@ -176,10 +176,15 @@ def is_snapshot(folder: Path) -> bool:
 
 
 def _hash_in(source: Path) -> str:
-    """Return the hash of the code of a checkpoint or a run's newest attempt; "": it is unknown."""
-    if source.is_dir():
-        *_, last = record_of(source).get("attempts") or [{}]
-        found = (last.get("code") or {}).get("hash")
+    """Return the hash of the code of a checkpoint or a run's newest attempt; "": it is unknown.
+
+    Of a checkpoint that another run has written, it is that of the attempt to which it belongs.
+    """
+    run_dir = run_dir_of(source)
+    attempts = (record_of(run_dir).get("attempts") if run_dir else None) or [{}]
+    entry = attempts[-1 if source == run_dir else attempt_of(source, attempts) - 1]
+    if source == run_dir or TOKEN in entry:
+        found = (entry.get("code") or {}).get("hash")
     else:
         found = about(source).get("task_hash")
     return found if isinstance(found, str) and re.fullmatch("[0-9a-f]{64}", found) else ""
