@@ -37,7 +37,7 @@ def ours(task: str, captures: bool) -> Any:
 
 @pytest.mark.parametrize(
     ("task", "most"),
-    [("cartpole-balance", 46), ("go1-velocity-flat", 160), ("go1-velocity-rough", 215)],
+    [("cartpole-balance", 45), ("go1-velocity-flat", 155), ("go1-velocity-rough", 207)],
 )
 def test_an_environments_step_has_few_operations(task: str, most: int) -> None:
     env = build_task(task, "native", "cpu", num_envs=16)

@@ -42,6 +42,7 @@ class States:
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self._num_envs, self._device = num_envs, device
+        self._nothing = torch.empty(0, dtype=torch.float64, device=device)
         self._rows: dict[torch.dtype, Rows] = {}
         self._is_filled: torch.Tensor | None = None  # That of all rows, until one is added.
         self._drawn: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
@@ -165,7 +166,7 @@ class States:
     def added(self) -> torch.Tensor:
         """Return what this rank has added to summed state since `begin_sums`, flat, float64."""
         parts = [self.shared[n].double() - begun.double() for n, begun in self._begun.items()]
-        return torch.cat([torch.empty(0, device=self._device).double(), *map(torch.ravel, parts)])
+        return torch.cat([*map(torch.ravel, parts)]) if parts else self._nothing
 
     def add_up(self, totals: Sequence[float]) -> None:
         """Add what all ranks have added, the sums of `added`, in place of what this one has."""

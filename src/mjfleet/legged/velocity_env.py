@@ -156,7 +156,7 @@ class VelocityEnv(Env[VelocityConfig]):
         return self.lift
 
     def apply(self, action: torch.Tensor) -> None:
-        self.sim.ctrl[:] = self.pose + self.action_scale * self.motors(action)
+        torch.add(self.pose, self.action_scale * self.motors(action), out=self.sim.ctrl)
         # A push is a sudden change of velocity, as legged_gym has it.
         limit = self.cfg.random.push_speed
         push = self.uniform(2, -limit, limit) * self.next_push.due.unsqueeze(1)
@@ -166,9 +166,11 @@ class VelocityEnv(Env[VelocityConfig]):
         """Update how long each foot has been in the air, and what rewards and metrics share."""
         torch.gt(self.on_ground, 0, out=self.touching)
         self.air_time += self.step_dt
-        self.landed[:] = self.air_time * (self.touching & (self.air_time > 1.5 * self.step_dt))
+        has_landed = self.touching & (self.air_time > 1.5 * self.step_dt)
+        torch.mul(self.air_time, has_landed, out=self.landed)
         self.air_time.masked_fill_(self.touching, 0.0)
-        self.error[:] = torch.cat((self.velocity[:, :2], self.gyro[:, 2:]), dim=1) - self.command
+        moves = torch.cat((self.velocity[:, :2], self.gyro[:, 2:]), dim=1)
+        torch.sub(moves, self.command, out=self.error)
         self.power[:] = terms.power(self.sim.actuator_force, self.speeds)
         torch.gt(self.sim.qvel.abs().amax(dim=1), LARGEST_SPEED, out=self.diverged)
 

@@ -240,8 +240,8 @@ class Runner:
         with torch.inference_mode():
             self._roll()
             numbers = self.alg.policy_metrics()
-            names, none = list(numbers), torch.zeros(0, device=self.device)
-            values = torch.stack([*numbers.values()]) if numbers else none
+            values = [*numbers.values()] or [torch.zeros(0, device=self.device)]
+            about_policy = torch.hstack(values)
         # To ask a GPU now would be to wait for it. Where updates are graphs, this is read with the
         # other numbers of the iteration, after an update that is not kept.
         if not self.alg.is_captured:
@@ -249,7 +249,7 @@ class Runner:
             # All ranks have to end: one that went on would wait forever for the others.
             if self.collectives.total([trouble is not None])[0]:
                 self._raise_diverged(iteration, trouble, flags)
-        return Deferred(values, lambda found: dict(zip(names, found, strict=True)))
+        return Deferred(about_policy, lambda found: dict(zip(numbers, found, strict=True)))
 
     def _roll(self) -> None:
         """Take the steps of a rollout, and check what they gave."""
