@@ -249,6 +249,37 @@ def test_a_lack_of_memory_in_a_restart_uses_one_restart_up(run: Run, tmp_path: P
     assert [row["iteration"] for row in rows(tmp_path / "d")] == [*map(str, range(1, 7))]
 
 
+STALE = """
+import os, sys
+def refuse(event, arguments, name=EVENT, path=PATH, times=TIMES, exists=os.path.exists):
+    if times and event == name and str(arguments[0]).endswith(path) and exists("d/failures"):
+        times.pop()
+        raise OSError(116, "Stale file handle", path)
+sys.addaudithook(refuse)
+"""
+"""Has the system refuse an access some times, after the first failure, as NFS may."""
+
+
+@pytest.mark.parametrize(
+    ("event", "path", "times", "kinds"),
+    [("open", "d/run.json", 2, [None, None]), ("open", "d/.lock", 1, ["Killed", "UserError", None]),
+     ("os.scandir", "tasks/mine", 1, ["Killed", "UserError", None])],
+)  # fmt: skip
+def test_a_file_system_that_does_not_answer_for_a_moment_ends_no_run_that_restarts(
+    run: Run, tmp_path: Path, event: str, path: str, times: int, kinds: list[str | None]
+) -> None:
+    task = write_task(tmp_path)
+    command = ("train", MINE, *SIX, "--agent.save-interval", "1", "--max-restarts", "3")
+    killed = "import os; os.path.exists('d/failures') or os.path.exists('d/checkpoints/model_3.pt')"
+    edit(task, apply=f"{killed} and os.kill(os.getpid(), 9)")
+    late = f"EVENT, PATH, TIMES = {event!r}, {path!r}, [1] * {times}\n{STALE}"
+    result = run(*command, "--run-dir", "d", late=late)
+    assert result.returncode == 0, result.stdout + result.stderr
+    attempts = read_record(tmp_path / "d")["attempts"]
+    assert [one.get("kind") for one in attempts] == kinds
+    assert [row["iteration"] for row in rows(tmp_path / "d")] == [*map(str, range(1, 7))]
+
+
 def test_the_first_attempt_in_a_requeued_job_is_no_restart(run: Run, tmp_path: Path) -> None:
     edit(write_task(tmp_path), setup="raise ValueError(1)")
     command = ("train", MINE, *SIX, "--max-restarts", "2", "--run-dir", "d")

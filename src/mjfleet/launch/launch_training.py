@@ -56,7 +56,7 @@ def launch_training(
         locks = list[RunLock]()
         again: Again | None = "restart" if is_restart else None
         try:
-            chosen = choose(locks)
+            chosen = _chosen(choose, locks)
             if is_restart and chosen.start.again == "same":
                 chosen = replace(chosen, start=replace(chosen.start, again="restart"))
             run_dir, again = chosen.start.run_dir or run_dir, chosen.start.again
@@ -86,6 +86,16 @@ def launch_training(
             with suppress(UserError):  # Its run.json may be gone, and with it the run.
                 print_line(_how_to_continue(run_dir))
         return code
+
+
+def _chosen(choose: Callable[[list[RunLock]], Chosen], locks: list[RunLock]) -> Chosen:
+    """Return what `choose` returns; UserError, which a restart counts, if it cannot read a file."""
+    try:
+        return choose(locks)
+    except OSError as error:
+        if not isinstance(error.filename, str):
+            raise
+        raise UserError(f"{error.filename}: {error.strerror}.") from error
 
 
 def _record_mistake(

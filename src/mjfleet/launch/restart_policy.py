@@ -7,8 +7,9 @@ from typing import Any
 
 from mjfleet.errors import Stopped
 from mjfleet.runs.checkpoints import checkpoints_in
-from mjfleet.runs.run_json import read_record, write_record
+from mjfleet.runs.run_json import read_record, record_file, write_record
 from mjfleet.utils.console import print_line
+from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import StopRequest
 
 FIRST_PAUSE_SECONDS = 1.0
@@ -16,14 +17,18 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 def wait_for_restart(run_dir: Path, max_restarts: int) -> int | None:
-    """Wait until a failed run is to start again; return the exit code if it is not, else None."""
-    if reason := why_not(run_dir, max_restarts):
-        print_line(f"not started again: {reason}")
-        return 1
-    pause = pause_seconds(run_dir)
-    print_line(f"starting again in {pause:g} s")
+    """Wait until a failed run is to start again; return the exit code if it is not, else None.
+
+    That its file system does not answer may be the fault: it has a minute for it.
+    """
     try:
         with StopRequest().installed():
+            wait_until(lambda: _answers(run_dir), LONGEST_PAUSE_SECONDS)
+            if reason := why_not(run_dir, max_restarts):
+                print_line(f"not started again: {reason}")
+                return 1
+            pause = pause_seconds(run_dir)
+            print_line(f"starting again in {pause:g} s")
             time.sleep(pause)
     except Stopped as stopped:
         write_record(run_dir, status="stopped")
@@ -38,9 +43,10 @@ def why_not(run_dir: Path, max_restarts: int) -> str | None:
     killed before the first iteration, in two attempts, was only unlucky twice. So was a command
     that lacked memory or a file, where it had begun well before.
     """
-    if not (attempts := read_record(run_dir).get("attempts")):
+    try:
+        *before, last = attempts = read_record(run_dir)["attempts"]
+    except (OSError, ValueError, LookupError):
         return "its run directory is gone, or its run.json"
-    last = attempts[-1]
     if last.get("is_asked_to_stop"):
         return "it was asked to stop"
     restarts = len(_restarts(attempts))
@@ -49,8 +55,8 @@ def why_not(run_dir: Path, max_restarts: int) -> str | None:
     kind, iteration = last.get("kind"), last.get("iteration")
     is_unlucky = kind in ("Killed", "Agent", "Lost", "UserError") and not iteration
     if last.get("is_restart") and not is_unlucky:
-        before = attempts[-2]
-        if (before.get("kind"), before.get("iteration")) == (kind, iteration):
+        earlier = before[-1]
+        if (earlier.get("kind"), earlier.get("iteration")) == (kind, iteration):
             return "the same fault has come back in the same iteration"
     return None
 
@@ -62,6 +68,15 @@ def pause_seconds(run_dir: Path) -> float:
     restarts = _restarts(read_record(run_dir)["attempts"])
     futile = [attempt for attempt in restarts if attempt.get("checkpoint") == newest]
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** len(futile))
+
+
+def _answers(run_dir: Path) -> bool:
+    """Return whether the file system of a run directory answers, if only that nothing is there."""
+    try:
+        record_file(run_dir).read_bytes()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
+    return True
 
 
 def _restarts(attempts: list[dict[str, Any]]) -> list[dict[str, Any]]:
