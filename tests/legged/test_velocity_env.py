@@ -14,6 +14,7 @@ from mjfleet.legged.config import (
     TerrainSharesConfig,
     VelocityConfig,
     WeightsConfig,
+    velocity_tasks,
 )
 from mjfleet.legged.rough_env import RoughVelocityEnv
 from mjfleet.legged.velocity_env import VelocityEnv
@@ -168,3 +169,13 @@ def test_a_term_of_ones_own_counts_per_second_and_one_without_weight_is_not_comp
     mine = env.terms[env.reward_names.index("mine")]
     assert mine.tolist() == pytest.approx([5 * env.step_dt] * 2)
     assert env.terms[env.reward_names.index("slip")].tolist() == [0, 0]
+
+
+def test_rough_ground_does_not_lose_the_numbers_of_a_class_of_ones_own() -> None:
+    class Own(VelocityConfig):
+        pass
+
+    tasks = velocity_tasks("foal", "A foal", 12, Own(), RoughVelocityConfig())
+    assert type(tasks["foal-velocity-flat"].env) is Own
+    with pytest.raises(UserError, match=r"^velocity_tasks\('foal'\): Own needs `rough`, too.$"):
+        velocity_tasks("foal", "A foal", 12, Own())

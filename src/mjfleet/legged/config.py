@@ -30,6 +30,7 @@ from mjfleet.config.validation import (
     between,
     check,
 )
+from mjfleet.errors import UserError
 
 DelayRange = Annotated[tuple[int, int], ORDERED, Rule(lambda v: v[0] >= 0, "two numbers from 0 up")]
 
@@ -253,7 +254,8 @@ def velocity_tasks(
         robot: such as "A Unitree Go1".
         num_actions: of its joints.
         flat: numbers on flat ground.
-        rough: numbers on rough ground; None: those of `flat`, with `terrain_scale`.
+        rough: numbers on rough ground; None: those of `flat`, with `terrain_scale`, which then is
+            no subclass of VelocityConfig with fields of its own.
         agent: how it learns on flat ground; on rough ground it does so for longer.
         terrain_scale: factor of the ground's heights.
         rough_entropy: factor of the weight on entropy on rough ground. With 1, a quadruped's
@@ -261,6 +263,8 @@ def velocity_tasks(
     """
     flat = flat or VelocityConfig()
     if rough is None:
+        if type(flat) is not VelocityConfig:
+            raise UserError(f"velocity_tasks({name!r}): {type(flat).__name__} needs `rough`, too.")
         names = {field.name for field in fields(VelocityConfig)} - {"nconmax", "njmax"}
         same = {name: getattr(flat, name) for name in names}
         rough = RoughVelocityConfig(**same, terrain_scale=terrain_scale)
