@@ -3,15 +3,19 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from mjfleet.runs.run_json import read_record
 from mjfleet.utils.wait_until import wait_until
+from mjfleet.worker.stop_signals import SAME_SIGNAL_SECONDS
 
-from ..conftest import PATIENCE, only_run
+from ..conftest import PATIENCE, changed, only_run, rows
 from .workers import PAIR, TRAIN, write_noisy
 
 LINES = 20_000
@@ -57,6 +61,28 @@ def test_output_that_nobody_reads_holds_up_no_worker(tmp_path: Path) -> None:
     rest = re.sub("|".join(map(re.escape, own)), "", shown)
     assert rest == "".join(f"line {number}\n" for number in range(LINES))
     assert errors.splitlines() == [f"error {number}" for number in range(LINES)]
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_output_that_nobody_reads_holds_up_no_stop(tmp_path: Path, signals: int) -> None:
+    write_noisy(tmp_path, step="print('line ' * 100_000)")
+    length = ("--agent.max-iterations", "1000000")
+    command = [*TRAIN, "noisy", *changed(PAIR[-4:], *length)]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert wait_until(lambda: any(tmp_path.glob("logs/*/*/metrics.csv")), PATIENCE)
+            run_dir = only_run(tmp_path, "noisy")
+            assert wait_until(lambda: len(rows(run_dir)) > 10, PATIENCE)  # The pipe is full.
+            for _ in range(signals):
+                process.send_signal(signal.SIGTERM)
+                time.sleep(2 * SAME_SIGNAL_SECONDS)
+            assert wait_until(lambda: read_record(run_dir)["status"] == "stopped", PATIENCE)
+            assert process.poll() is None
+            shown, _ = process.communicate()
+        finally:
+            process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "SIGTERM: stopping" in shown
 
 
 @pytest.mark.parametrize("log", [None, "log"])

@@ -17,7 +17,6 @@ from mjfleet.launch.hosts.host_starter import HostConnection, HostConnections
 from mjfleet.launch.launch_plan import LaunchPlan, log_name
 from mjfleet.launch.output_relay import OutputRelay
 from mjfleet.runs.checkpoints import CHECKPOINT_BYTES, forget_rank_files, rank_files_in
-from mjfleet.utils.console import print_line
 from mjfleet.utils.input_files import FILE_BYTES, FOLDER
 from mjfleet.utils.safe_read import open_regular
 from mjfleet.worker.failure_record import ALONE_SECONDS, Failure
@@ -54,6 +53,9 @@ def supervise(
             before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
             stack.callback(signal.signal, signal.SIGTSTP, before)
         stack.enter_context(stop.deferred(is_announced=False))  # `follow` announces it.
+        # Where nobody reads the output, a line about a signal must not hold up what it does.
+        stack.callback(setattr, stop, "say", stop.say)
+        stop.say = relay.say
         return RunSupervisor(plan, connections, relay).follow(stop)
 
 
@@ -121,7 +123,7 @@ class RunSupervisor:
                     self._connections.send(SendSignal(number))
                     is_asked_to_stop = True
                 elif time.monotonic() > deadline:  # There is no iteration to finish.
-                    print_line(f"{signal.Signals(number).name}: stopping at once")
+                    stop.say(f"{signal.Signals(number).name}: stopping at once")
                     raise Stopped(number)
             self._receive(SUPERVISOR_POLL_SECONDS)
         # Let the other hosts' workers write what they have before they are killed.

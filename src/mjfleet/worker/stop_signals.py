@@ -36,7 +36,7 @@ class StopRequest:
         self, say: Callable[[str], object] = print_line, ends_from_outside: bool = False
     ) -> None:
         self.received: int | None = None
-        self._say, self._ends_from_outside = say, ends_from_outside
+        self.say, self._ends_from_outside = say, ends_from_outside
         self._is_deferred = self._is_announced = self._is_raised = False
         self._last = 0, -math.inf  # The newest signal, and when it came.
         self._counts = os.environ.get(STOP_VARIABLE) != str(os.getppid())
@@ -75,7 +75,7 @@ class StopRequest:
     def announce(self, number: int) -> None:
         """Print what the first signal does."""
         name = signal.Signals(number).name
-        self._say(f"{name}: stopping after this iteration; once more stops at once")
+        self.say(f"{name}: stopping after this iteration; once more stops at once")
 
     def check(self) -> int | None:
         """Return the signal that was received and deferred, if any.
@@ -103,8 +103,8 @@ class StopRequest:
             if is_first and self._is_announced:
                 self.announce(number)
             elif is_first and is_user:
-                self._say(f"{name} counts as SIGTERM")
+                self.say(f"{name} counts as SIGTERM")
             return
-        self._say(f"{name}: stopping at once")
+        self.say(f"{name}: stopping at once")
         self._is_raised = True
         raise Stopped(self.received)
