@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
-from torch import nn
 
 from mjfleet.rl.learner import Setup, Step
 from mjfleet.rl.rollout_learner import RolloutLearner
@@ -74,4 +73,4 @@ class LibraryPPO(RolloutLearner):
         """Average gradients over the ranks, then clip those of actor and critic, as rsl_rl does."""
         self.reduce_parameters()
         for network in (self.actor, self.critic):
-            nn.utils.clip_grad_norm_(network.parameters(), self.config.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), self.config.max_grad_norm)

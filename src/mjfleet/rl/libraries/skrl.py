@@ -34,9 +34,8 @@ class _Network(nn.Module):
         if role == "value":
             return self.network.mlp(inputs["states"]), {}
         self.network.distribution.update(self.network.mlp(inputs["observations"]))
-        return None, {
-            "log_prob": self.network.get_output_log_prob(inputs["taken_actions"])[:, None]
-        }
+        log_probs = self.network.get_output_log_prob(inputs["taken_actions"])
+        return None, {"log_prob": log_probs[:, None]}
 
 
 class SkrlPPO(LibraryPPO):
