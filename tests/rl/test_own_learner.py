@@ -134,6 +134,48 @@ class Counting(PPO):
         return super().update()
 
 
+class Counter(torch.nn.Module):
+    """Counts in a number what passes through, and sums it up in a tensor that is no buffer."""
+
+    calls = 0
+
+    def __init__(self, sums):
+        super().__init__()
+        self.sums, self.total, self._newest = sums, torch.zeros(()), None
+
+    def forward(self, rows):
+        self._newest = rows
+        if self.sums:
+            self.total += rows.detach().sum()
+        else:
+            self.calls += 1
+        return rows
+
+
+class Calling(MLPModel):
+    sums = False
+
+    def __init__(self, *parts, **settings):
+        super().__init__(*parts, **settings)
+        self.mlp.insert(1, Counter(self.sums))
+
+
+class Summing(Calling):
+    sums = True
+
+
+class Uneven(PPO):
+    """Has another coefficient on each rank."""
+
+    def __init__(self, *parts, **settings):
+        super().__init__(*parts, **settings)
+        self.add_state("weight", 1.0)
+
+    def update(self):
+        self.weight += self.collectives.rank
+        return super().update()
+
+
 class Filling(PPO):
     def __init__(self, *parts, **settings):
         super().__init__(*parts, **settings)
@@ -359,6 +401,27 @@ def test_what_changes_and_is_not_declared_is_one_message_after_the_first_update(
     assert done.stderr.count(f"{name}.{state} changes in an update, and is not declared") == 1
     assert f"`self.scratch({state!r})`" in done.stderr
     assert not [*(tmp_path / "run/checkpoints").glob("model*")]
+
+
+@pytest.mark.usefixtures("pole")
+@pytest.mark.parametrize("algorithm", ["ppo", "nets:Decaying"])
+@pytest.mark.parametrize(("name", "state"), [("Calling", "calls"), ("Summing", "total")])
+def test_what_a_layer_changes_and_is_no_buffer_is_one_message(
+    name: str, state: str, algorithm: str, run: Run
+) -> None:
+    flags = ("--agent.actor.class-name", f"own:{name}", "--agent.algorithm.name", algorithm)
+    done = run("train", "pole-balance", *FAST, *flags, "--cpu-workers", "1", "--run-dir", "run")
+    assert done.returncode == 1
+    assert f"actor.mlp.1.{state} changes in an update, and is not declared" in done.stderr
+    assert "a buffer of a network" in done.stderr
+
+
+@pytest.mark.usefixtures("pole")
+def test_a_declared_number_that_differs_between_workers_ends_training(run: Run) -> None:
+    flags = ("--agent.algorithm.name", "own:Uneven", "--cpu-workers", "2", "--run-dir", "run")
+    done = run("train", "pole-balance", *FAST, *flags)
+    assert done.returncode == 1
+    assert "declared state of rank 1 differ" in done.stderr
 
 
 def test_files_of_an_installed_package_are_copied_and_the_copy_is_used(

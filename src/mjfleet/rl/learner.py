@@ -168,7 +168,7 @@ class Learner(LearnerState, ABC):
     def replicated(self) -> list[torch.Tensor]:
         """Return what is the same on all ranks: networks, and state that is declared so."""
         networks = self.networks().values()
-        return [*(x for n in networks for x in n.state_dict().values()), *self.tensors_of_run()]
+        return [*(x for n in networks for x in n.state_dict().values()), *self.tensors("run")]
 
     def gradient_of(self, *names: str) -> FlatGradient:
         """Return the flat gradient of what the optimisers of these names learn; none: of all."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -12,7 +12,10 @@ from mjfleet.env.undeclared_changes import address, changes, look
 from mjfleet.errors import UserError
 
 Per = Literal["run", "rank", "env"]
+KINDS: tuple[Per, ...] = get_args(Per)
 NUMBER = bool, int, float, str
+LIBRARIES = "torch.", "rsl_rl.", "mjfleet."
+"""Modules whose layers have no state but what checkpoints hold."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +94,15 @@ class LearnerState:
     @property
     def remembers_much(self) -> bool:
         """Whether there are tensors of one rank, such as a replay."""
-        values = [one.get() for one in self._declared.values() if one.per == "rank"]
-        return any(isinstance(value, torch.Tensor | dict) for value in values)
+        return any(isinstance(value, torch.Tensor | dict) for value in self.values("rank"))
 
-    def tensors_of_run(self) -> list[torch.Tensor]:
-        """Return the tensors that are the same on all ranks."""
-        found = [x.get() for x in self._declared.values() if x.per == "run"]
-        return [value for value in found if isinstance(value, torch.Tensor)]
+    def values(self, *kinds: Per) -> list[Any]:
+        """Return what is declared as it is, of these kinds; none: of all."""
+        return [one.get() for one in self._declared.values() if not kinds or one.per in kinds]
+
+    def tensors(self, *kinds: Per) -> list[torch.Tensor]:
+        """Return the tensors among `values`."""
+        return [value for value in self.values(*kinds) if isinstance(value, torch.Tensor)]
 
     def begin_watching(self) -> None:
         """Take what is now for what `check_undeclared` compares with."""
@@ -106,20 +111,21 @@ class LearnerState:
     def check_undeclared(self) -> None:
         """Raise UserError if an attribute has changed that is not declared."""
         for name in changes(self._look, self._look_now()):
-            own, kind = name.partition(".")[0], type(self.owner).__name__
+            own, _, of_network = name.partition(".")
             base = "" if self.owner is self else " of mjfleet.rl.algorithm.Algorithm"
+            what, other = f"`self.{own} = self.add_state({own!r}, ...)` in `__init__`{base}", ""
+            if of_network:
+                what = "it into a buffer of a network among `networks()`"
+                other = ", or begin the name of a layer's attribute with `_`"
             raise UserError(
-                f"{kind}.{name} changes in an update, and is not declared. If it is to be "
-                f"remembered, write `self.{own} = self.add_state({own!r}, ...)` in `__init__`"
-                f"{base}, and change a tensor in place; a network has to be among `networks()`. If "
-                f"it follows from other state, write `self.scratch({own!r})`."
+                f"{type(self.owner).__name__}.{name} changes in an update, and is not declared. "
+                f"If it is to be remembered, write {what}, and change a tensor in place. If it "
+                f"follows from other state, write `self.scratch({own!r})`{other}."
             )
 
     def known_tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that may change: those of networks and declared state."""
-        yield from (
-            x for one in self._declared.values() if isinstance(x := one.get(), torch.Tensor)
-        )
+        yield from self.tensors()
 
     def _look_now(self) -> dict[str, Any]:
         owned, found = {address(tensor) for tensor in self.known_tensors()}, dict[str, Any]()
@@ -128,6 +134,7 @@ class LearnerState:
                 continue
             if isinstance(value, nn.Module):
                 found |= {f"{name}.{key}": x for key, x in value.state_dict().items()}
+                found |= _attributes_of(value, name)
             else:
                 found[name] = value
         return look(found, owned)
@@ -142,6 +149,17 @@ class LearnerState:
             raise ValueError(f"the state {name!r} of {type(owner).__name__} has another shape")
         else:
             now.copy_(value)
+
+
+def _attributes_of(network: nn.Module, name: str) -> dict[str, Any]:
+    """Return what layers of a user's classes have besides parameters and buffers, by place; without
+    attributes whose names begin with `_`."""
+    found = dict[str, Any]()
+    for place, layer in network.named_modules(prefix=name):
+        own = {} if type(layer).__module__.startswith(LIBRARIES) else vars(layer)
+        names = (key for key in own if key != "training" and not key.startswith("_"))
+        found |= {f"{place}.{key}": own[key] for key in names}
+    return found
 
 
 def on_cpu(tree: Any) -> Any:

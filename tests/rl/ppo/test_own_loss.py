@@ -86,6 +86,31 @@ def test_a_run_does_not_continue_with_other_networks_beside_the_actor(
         then.resume(path)
 
 
+@pytest.mark.parametrize("is_captured", [True, False])
+def test_what_a_loss_declares_and_writes_counts_no_trial_of_it(is_captured: bool) -> None:
+    class Counting(PPO):
+        captures = True
+
+        def __init__(self, *parts: Any, **settings: Any) -> None:
+            super().__init__(*parts, **settings)
+            self.of_run = self.add_state("of_run", torch.zeros(()))
+            self.of_rank = self.add_state("of_rank", torch.zeros(()), per="rank")
+            self.calls = self.add_state("calls", 0)
+
+        def loss(self, minibatch: Minibatch) -> Any:
+            self.of_run += 1
+            self.of_rank += 1
+            self.calls += 1
+            return super().loss(minibatch)
+
+    stub = CudaGraphStub()
+    runner = make_runner(Counting, 2, capture=stub.capture if is_captured else None)
+    assert (runner.alg.of_run, runner.alg.of_rank, runner.alg.calls) == (0, 0, 0)
+    runner.train(lambda metrics: None, lambda: None)
+    count = 2 * 5 * 4  # Iterations, epochs and minibatches.
+    assert (runner.alg.of_run, runner.alg.of_rank) == (count, count)
+
+
 def test_it_is_captured_and_a_loss_that_does_not_say_so_is_called() -> None:
     class Called(Auxiliary):
         captures = False

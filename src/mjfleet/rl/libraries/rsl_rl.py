@@ -32,7 +32,7 @@ class _Holder(RolloutLearner):
         inner.gpu_world_size = self.collectives.world_size
         inner.compile(setup.agent.torch_compile_mode)
         self.compiles = setup.agent.torch_compile_mode is not None
-        self.scratch(*vars(self))
+        self.scratch(*vars(self).keys() - {"actor", "critic"})
 
     def train_mode(self, is_training: bool = True) -> None:
         self.inner.train_mode() if is_training else self.inner.eval_mode()

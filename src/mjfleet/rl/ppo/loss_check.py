@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from mjfleet.env.random_numbers import own_random_numbers
 from mjfleet.errors import UserError
+from mjfleet.rl.learner_state import KINDS, NUMBER
 from mjfleet.rl.minibatches import Minibatch, forget_nodes
 
 NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -44,15 +45,17 @@ def check(alg: Any, observations: TensorDict) -> None:
         if leaf not in learned:
             raise _not_learned(name)
     if alg.has_own_loss:
-        buffers = [b for part in alg.networks().values() for b in part.buffers()]
-        before = [buffer.clone() for buffer in buffers]
+        tensors, states = alg.written(), alg.states(*KINDS)
+        before = [tensor.clone() for tensor in tensors]
+        numbers = {name: one for name, one in states.items() if isinstance(one[1], NUMBER)}
         with own_random_numbers(0, alg.device):
             minibatch = _try_minibatch(alg, observations)
             alg.name_losses(_check_loss(alg, minibatch))
             _check_distribution(alg)
         forget_nodes(alg, minibatch.actor_inputs)
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+        for tensor, value in zip(tensors, before, strict=True):
+            tensor.copy_(value)
+        alg.load_states(numbers, *KINDS)
 
 
 def stack_parts(alg: Any, parts: Mapping[str, torch.Tensor], names: Sequence[str]) -> torch.Tensor:

@@ -67,7 +67,7 @@ class PPO(Algorithm):
         self._rate = torch.tensor(self.learning_rate, dtype=dtype, device=self.device)
         self._read_rate = self.learning_rate
         device_optimizer.prepare(self.optimizer, self._rate)
-        self._backward = Captured("backward", self._compute_gradients, self._computed, capture)
+        self._backward = Captured("backward", self._compute_gradients, self.written, capture)
         self._step = Captured("the step", self._apply_gradients, self._stepped, capture)
         self._numbers = [getattr(self, name) for name in NUMBERS]
         self.scratch("_read_rate", *vars(self).keys() - before)
@@ -251,10 +251,10 @@ class PPO(Algorithm):
         self._totals += losses
         forget_nodes(self, batch.actor_inputs)
 
-    def _computed(self) -> list[torch.Tensor]:
-        """Return what `_compute_gradients` writes, layers' own tensors included."""
+    def written(self) -> list[torch.Tensor]:
+        """Return what computing gradients writes: layers' own tensors and declared state too."""
         buffers = [buffer for network in self.networks().values() for buffer in network.buffers()]
-        return [self.gradient.flat, self._totals, *buffers, *self.tensors_of_run()]
+        return [self.gradient.flat, self._totals, *buffers, *self.tensors()]
 
     def _apply_gradients(self) -> None:
         """Adapt the learning rate, clip the gradients, and step."""
