@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,20 @@ def test_code_of_ones_own_run_is_used_as_it_was(folder: Path, tmp_path: Path) ->
         assert was
         assert (was / "env.py").read_text().endswith("x = 1\n")
         assert (was / "meshes" / "hand.stl").read_bytes() == b"\0\1\2"
+
+
+def test_the_command_shows_a_module_of_a_learner_that_the_run_had_not(
+    folder: Path, tmp_path: Path
+) -> None:
+    checkpoint = keep(folder, tmp_path / "run")
+    learner = tmp_path / "learner.py"
+    learner.write_text("added = 1\n")
+    changes = str(changes_since(checkpoint, folder, {"learner.py": learner}))
+    assert changes.startswith("the task's code has changed since model_1.pt: learner.py; `diff ")
+    shown = subprocess.run(
+        shlex.split(changes.split("`")[1]), capture_output=True, text=True, check=False
+    )
+    assert (shown.returncode, "> added = 1" in shown.stdout) == (1, True)
 
 
 def test_a_bundled_task_that_the_code_imports_belongs_to_it(

@@ -143,8 +143,8 @@ def changes_since(source: Path, task_folder: Path, modules: Modules = NONE) -> s
     pairs |= {name: (kept / name, path) for name, path in modules.items() if name in now.files}
     usual = kept, task_folder
     folders = [pairs.get(name, pairs.get(name.partition("/")[0], usual)) for name in names]
-    commands = [shlex.join(["diff", "-r", *map(str, pair)]) for pair in dict.fromkeys(folders)]
-    shown = "; ".join(commands)
+    known = {pair: "-r" if pair[0].exists() else "-rN" for pair in folders}  # N: as if empty.
+    shown = "; ".join(shlex.join(["diff", how, *map(str, pair)]) for pair, how in known.items())
     return f"the task's code has changed since {source.name}: {changed}; `{shown}` shows how"
 
 
