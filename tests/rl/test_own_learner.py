@@ -265,6 +265,7 @@ def test_its_numbers_are_flags_of_any_task(output: Output, run: Run, tmp_path: P
     for flags, words in (
         (TAU, "no flag --agent.algorithm.tau with --agent.algorithm.name ppo."),
         ((*OWN, "--agent.algorithm.clip-param", "1"), "clip-param with --agent.algorithm.name td3"),
+        ((*OWN, "--agent.algorithm.clip-param", "1"), "one with --agent.algorithm.name ppo."),
         ((*OWN, TAU[0], "2"), "tau is 2.0; it must be between 0 and 1"),
         ((*OWN[:3], "td3:Nothing", *TAU), "has no `Nothing`"),
     ):

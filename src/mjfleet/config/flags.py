@@ -129,7 +129,7 @@ def _unknown(
     kind: type[Any], default: Any, unknown: Sequence[str], prog: str, flags: Sequence[str]
 ) -> UserError:
     """Return the message about arguments that are no flags of a command, nor values of any."""
-    flag = next((word for word in unknown if word.startswith("-")), "")
+    flag, chosen, decider = next((word for word in unknown if word.startswith("-")), ""), "", ""
     known = [one for leaf in _flags(kind, default) for one in flags_of(leaf.name)]
     arguments = [part for word in flags for part in word.split("=", 1)]
     before = {word: last for last, word in pairwise(("", *arguments))}.get(unknown[0], "")
@@ -143,9 +143,13 @@ def _unknown(
         decider = f"{flag.rpartition('.')[0]}.name"
         chosen = f" with {decider} {kinds[decider]}" if decider in kinds else ""
         text = f"there is no flag {flag}{chosen}."
-    if flag and flag in {one for leaf in leaves(kind) for one in flags_of(leaf.name)}:
+    usual = {one: leaf for leaf in leaves(kind) for one in flags_of(leaf.name)}
+    if flag in usual:
         name = flag.removeprefix("--").rpartition(".")[0].replace("-", "_")
-        text += f" There is one if {name} is set, in the task's configuration or in a file."
+        how = f"if {name} is set, in the task's configuration or in a file"
+        if chosen:
+            how = f"with {decider} {usual[decider].owner.name}"
+        text += f" There is one {how}."
     elif len(known) <= MOST_LISTED:
         text += f" Flags: {', '.join(known)}."
     elif flag:
