@@ -93,7 +93,7 @@ class Table(Learner):
 '''
 REMEMBERING = '''
 import torch
-from rsl_rl.models import MLPModel
+from rsl_rl.models import MLPModel, RNNModel
 
 from mjfleet.rl.ppo import PPO
 
@@ -162,6 +162,16 @@ class Calling(MLPModel):
 
 class Summing(Calling):
     sums = True
+
+
+class Noting(RNNModel):
+    """Notes its memory in an attribute of its own."""
+
+    noted = None
+
+    def get_hidden_state(self):
+        self.noted = super().get_hidden_state()
+        return self.noted
 
 
 class Uneven(PPO):
@@ -415,6 +425,12 @@ def test_what_a_layer_changes_and_is_no_buffer_is_one_message(
     assert done.returncode == 1
     assert f"actor.mlp.1.{state} changes in an update, and is not declared" in done.stderr
     assert "a buffer of a network" in done.stderr
+
+
+@pytest.mark.usefixtures("pole")
+def test_a_memory_of_ones_own_is_declared_by_its_network(output: Output) -> None:
+    flags = ("--agent.actor.class-name", "own:Noting", "--cpu-workers", "1")
+    train(output, "run", 2, *flags, task="pole-balance")
 
 
 @pytest.mark.usefixtures("pole")

@@ -153,9 +153,9 @@ class LearnerState:
 
 def _attributes_of(network: nn.Module, name: str) -> dict[str, Any]:
     """Return what layers of a user's classes have besides parameters and buffers, by place; without
-    attributes whose names begin with `_`."""
-    found = dict[str, Any]()
-    for place, layer in network.named_modules(prefix=name):
+    attributes whose names begin with `_`, and of networks whose memory `get_hidden_state` has."""
+    found, has_memory = dict[str, Any](), getattr(network, "is_recurrent", False)
+    for place, layer in () if has_memory else network.named_modules(prefix=name):
         own = {} if type(layer).__module__.startswith(LIBRARIES) else vars(layer)
         names = (key for key in own if key != "training" and not key.startswith("_"))
         found |= {f"{place}.{key}": own[key] for key in names}
