@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 
+from mjfleet.rl.checkpoints.files import OWN
 from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE, Figure, Run, changed, only_run, rows
@@ -107,6 +108,15 @@ def test_two_workers_leave_one_run(finished: Finished) -> None:
     }  # fmt: skip
     assert (logs / "localhost[0].log").read_text().splitlines() == lines[1:-1]
     assert "rank 1: building" in (logs / "localhost[1].log").read_text()
+
+
+def test_workers_draw_random_numbers_of_their_own(finished: Finished) -> None:
+    path = only_run(finished[1]) / "checkpoints" / "model_4.pt"
+    first, second = torch.load(path, weights_only=True)[OWN]["ranks"]
+    assert not torch.equal(first["env"]["generator"], second["env"]["generator"])
+    assert not torch.equal(first["random"]["torch"], second["random"]["torch"])
+    assert not torch.equal(first["random"]["numpy"][1], second["random"]["numpy"][1])
+    assert first["random"]["python"] != second["random"]["python"]
 
 
 def test_a_mistake_that_a_worker_finds_leaves_nothing(run: Run, tmp_path: Path) -> None:
