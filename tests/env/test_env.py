@@ -304,6 +304,8 @@ def test_a_done_world_observes_the_start_of_its_next_episode() -> None:
     assert not torch.allclose(observations["actor"][0], moved["actor"][1], atol=1e-6)
     assert env.episode_length_buf.tolist() == [6, 0, 6]
     assert env.action[1].tolist() == [0.0, 0.0]
+    for name in ("qvel", "ctrl", "time"):  # What `reset_worlds` does not write.
+        assert getattr(env.sim, name).view(3, -1).any(dim=1).tolist() == [True, False, True], name
 
 
 def test_a_step_takes_actions_with_a_gradient_and_refuses_those_of_another_shape() -> None:
