@@ -2,11 +2,14 @@
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
 import time
+import tty
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,16 @@ with output_relay.OutputRelay(log) as relay:
         print("line 100000", file=out)
         print("line 100001", file=out)
 print("the end")
+"""
+
+AT_LAST = """
+import os
+from mjfleet.launch.output_relay import OutputRelay
+for number in range(20):
+    with OutputRelay(None) as relay:
+        out = os.open(relay.paths[0], os.O_WRONLY | os.O_NOCTTY)
+        os.write(out, f"{number}\\n".encode() * 10_000)
+        os.close(out)
 """
 
 
@@ -113,3 +126,17 @@ def test_a_terminal_that_is_too_far_behind_loses_whole_lines_and_says_how_many(
     assert sum(int(number) for number, _ in notes) + len(kept) == 100_002
     assert kept == sorted(set(kept), key=lambda line: int(line.split()[1]))
     assert shown.splitlines()[-1] == "the end"
+
+
+def test_a_terminal_has_all_that_was_written_last() -> None:
+    reader, writer = pty.openpty()
+    tty.setraw(writer)
+    with subprocess.Popen([sys.executable, "-c", AT_LAST], stdout=writer) as process:
+        os.close(writer)
+        shown = b""
+        with suppress(OSError):  # As once nobody has its other end.
+            while piece := os.read(reader, 65536):
+                shown += piece
+    os.close(reader)
+    assert process.returncode == 0
+    assert shown == b"".join(b"%d\n" % number * 10_000 for number in range(20))
