@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tty
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +15,8 @@ import pytest
 
 from mjfleet.runs.run_json import read_record
 from mjfleet.utils.wait_until import wait_until
-from mjfleet.worker.stop_signals import SAME_SIGNAL_SECONDS
 
-from ..conftest import PATIENCE, changed, only_run, rows
+from ..conftest import PATIENCE, SMALL, only_run
 from .workers import PAIR, TRAIN, write_noisy
 
 LINES = 20_000
@@ -76,26 +74,29 @@ def test_output_that_nobody_reads_holds_up_no_worker(tmp_path: Path) -> None:
     assert errors.splitlines() == [f"error {number}" for number in range(LINES)]
 
 
-@pytest.mark.parametrize("signals", [1, 2])
-def test_output_that_nobody_reads_holds_up_no_stop(tmp_path: Path, signals: int) -> None:
-    write_noisy(tmp_path, step="print('line ' * 100_000)")
-    length = ("--agent.max-iterations", "1000000")
-    command = [*TRAIN, "noisy", *changed(PAIR[-4:], *length)]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize("member", ["", "seed_2"])
+def test_output_that_nobody_reads_holds_up_no_stop(tmp_path: Path, member: str) -> None:
+    run_dir = tmp_path / "run" / member
+    several = ("--seeds", "2") if member else ("--cpu-workers", "2")
+    flags = (*SMALL, "--agent.max-iterations", "1000000", *several, "--run-dir", "run")
+    command, (reader, writer) = [*TRAIN, "cartpole-balance", *flags], os.pipe()
+    with subprocess.Popen(command, cwd=tmp_path, stdout=writer) as process:
         try:
-            assert wait_until(lambda: any(tmp_path.glob("logs/*/*/metrics.csv")), PATIENCE)
-            run_dir = only_run(tmp_path, "noisy")
-            assert wait_until(lambda: len(rows(run_dir)) > 10, PATIENCE)  # The pipe is full.
-            for _ in range(signals):
-                process.send_signal(signal.SIGTERM)
-                time.sleep(2 * SAME_SIGNAL_SECONDS)
+            assert wait_until((run_dir / "metrics.csv").exists, PATIENCE)
+            full = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
+            with suppress(BlockingIOError):
+                while os.write(full, bytes(4096)):
+                    pass
+            process.send_signal(signal.SIGTERM)
             assert wait_until(lambda: read_record(run_dir)["status"] == "stopped", PATIENCE)
-            assert process.poll() is None
-            shown, _ = process.communicate()
+            os.close(full)
+            os.close(writer)
+            while os.read(reader, 65536):
+                pass
         finally:
             process.kill()
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "SIGTERM: stopping" in shown
+    os.close(reader)
+    assert (run_dir / "checkpoints/final_model.pt").exists()
 
 
 @pytest.mark.parametrize("log", [None, "log"])

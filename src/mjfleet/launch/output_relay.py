@@ -13,8 +13,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO, Self
 
-from mjfleet.utils.console import printable
-
 LOG_LIMIT = 16 << 20  # Bytes by which the terminal may be behind the log file before it loses some.
 MEMORY_LIMIT = 1 << 20  # The same without a log file: they are kept in memory.
 SHOW_SECONDS = 2.0  # How long the end of a run waits for a terminal that is behind.
@@ -52,10 +50,6 @@ class OutputRelay:
         """The files that a worker on this host opens as its standard output and error."""
         out, error = (f"/proc/{os.getpid()}/fd/{ends[1]}" for ends in self._channels.values())
         return out, error
-
-    def say(self, text: str) -> None:
-        """Print a line of this process among those of rank 0, without waiting for the terminal."""
-        self.pass_on(1, f"{printable(text)}\n".encode(errors="backslashreplace"))
 
     def pass_on(self, stream: int, data: bytes) -> None:
         """Write output of rank 0 to both; a failure is a warning, since rank 0 must not wait."""

@@ -14,7 +14,7 @@ from mjfleet.runs.checkpoints import INIT
 from mjfleet.runs.find_run import iterations_in
 from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.utils.child_process import ChildProcess, python_module
-from mjfleet.utils.console import in_a_line, print_line, printable
+from mjfleet.utils.console import in_a_line, print_if_read, print_line, printable
 from mjfleet.utils.parent_death import PARENT_VARIABLE
 from mjfleet.worker.failure_record import ALONE_SECONDS, Failure
 from mjfleet.worker.in_process_worker import train_in_process
@@ -41,7 +41,7 @@ def run_plan(
     Raises:
         UserError: a worker found a mistake of the user's; the run directory is as it was before.
     """
-    stop = StopRequest(say=print_line if run_dir else lambda text: None)
+    stop = StopRequest(say=print_if_read if run_dir else lambda text: None)
     finish = partial(_finish, plan, run_dir, stop)
     end: Outcome | Failure
     patience = 0.0  # Whom a second signal ends waits for nobody.

@@ -53,9 +53,6 @@ def supervise(
             before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
             stack.callback(signal.signal, signal.SIGTSTP, before)
         stack.enter_context(stop.deferred(is_announced=False))  # `follow` announces it.
-        # Where nobody reads the output, a line about a signal must not hold up what it does.
-        stack.callback(setattr, stop, "say", stop.say)
-        stop.say = relay.say
         return RunSupervisor(plan, connections, relay).follow(stop)
 
 

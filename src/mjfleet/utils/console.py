@@ -4,7 +4,9 @@ import io
 import logging
 import os
 import re
+import select
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,14 @@ def print_line(text: str) -> None:
         discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             logger.warning("standard output: %s; the command continues", error.strerror)
+
+
+def print_if_read(text: str) -> None:
+    """Print a line, unless nobody reads the output at the moment, and this process would wait."""
+    with suppress(OSError, ValueError):  # It is no file, as in a notebook.
+        if not select.select([], [sys.stdout], [], 0)[1]:
+            return
+    print_line(text)
 
 
 def print_error(text: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from mjfleet.errors import Stopped
-from mjfleet.utils.console import print_line
+from mjfleet.utils.console import print_if_read
 from mjfleet.utils.parent_death import AT_ONCE, STOP_VARIABLE
 
 CONTROLLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -27,13 +27,13 @@ class StopRequest:
     process may have received as well.
 
     Args:
-        say: prints a line about a signal.
+        say: prints a line about a signal, and does not hold up what the signal is for.
         ends_from_outside: whether another process ends this one, if it has to end at once: signals
             then only set `received`, however many come.
     """
 
     def __init__(
-        self, say: Callable[[str], object] = print_line, ends_from_outside: bool = False
+        self, say: Callable[[str], object] = print_if_read, ends_from_outside: bool = False
     ) -> None:
         self.received: int | None = None
         self.say, self._ends_from_outside = say, ends_from_outside
