@@ -2,8 +2,9 @@
 
 Imports take most of the time of a short run. Each request is a line of JSON. A command is answered
 by the id of the process that was forked for it, `wait` for a process by its exit code, `speed` by
-the seconds that the imports took. A host agent that such a command starts on this machine is a fork
-of the command, which has imported what it needs; one that another test starts is a new Python.
+the seconds that the imports took. A host agent that such a command starts on this machine, or a run
+of a group, is a fork of the command, which has imported what it needs; one that another test starts
+is a new Python.
 """
 
 import atexit
@@ -23,7 +24,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any, NoReturn
 
 from mjfleet.cli.train import train
 from mjfleet.utils import child_process
@@ -38,6 +39,7 @@ MODULES = (
 """What most requests import."""
 LIGHT = ("mjfleet.cli.dispatcher", "mjfleet.cli.train")
 """What every command imports."""
+RUN_OF_GROUP = child_process.python_module("mjfleet.cli.train")
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY
 
 
@@ -92,40 +94,65 @@ def renew(environ: Mapping[str, str]) -> None:
 
 
 def start_program(
-    command: Sequence[str], *, stdin: Any, stdout: Any, stderr: IO[bytes], env: Any, **options: Any
+    command: Sequence[str], *, stdin: Any, stdout: Any, stderr: Any, env: Any, **options: Any
 ) -> Any:
-    """Take the place of subprocess.Popen, as ChildProcess calls it: fork where a host agent begins.
+    """Take the place of subprocess.Popen, as ChildProcess calls it: fork where one of ours begins.
 
-    Returns what ChildProcess knows of a Popen.
+    These are a host agent, and a run of a group. Returns what ChildProcess knows of a Popen.
     """
+    streams = stdin, stdout, stderr
     host_starter = sys.modules.get("mjfleet.launch.hosts.host_starter")
-    if not host_starter or command[-1] != host_starter.HOST_AGENT:
-        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
-        return subprocess.Popen(command, env=env, **streams, **options)
-    requests, answers = os.pipe(), os.pipe()
+    if host_starter and command[-1] == host_starter.HOST_AGENT:
+        module, arguments = "mjfleet.launch.hosts.host_agent", []
+    elif "mjfleet.groups.run_queue" in sys.modules and [*command[:4]] == RUN_OF_GROUP:
+        module, arguments = command[3], [*command[4:]]
+    else:
+        names = zip(("stdin", "stdout", "stderr"), streams, strict=True)
+        return subprocess.Popen(command, env=env, **dict(names), **options)
+    pipes = [os.pipe() if stream == subprocess.PIPE else None for stream in streams]
+    own = [pipe and pipe[::-1] if stream == 0 else pipe for stream, pipe in enumerate(pipes)]
     with warnings.catch_warnings():  # Other threads wait for messages, and hold no locks.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
-    if pid:
-        os.close(requests[0])
-        os.close(answers[1])
-        pipes = os.fdopen(requests[1], "wb"), os.fdopen(answers[0], "rb")
-        return SimpleNamespace(
-            pid=pid, stdin=pipes[0], stdout=pipes[1], stderr=None, returncode=None
-        )
+    if pid == 0:
+        given = [pipe[1] if pipe else stream for stream, pipe in zip(streams, own, strict=True)]
+        begin(module, arguments, given, env, **options)
+    for pipe in filter(None, own):
+        os.close(pipe[1])
+    ends = [pipe and os.fdopen(pipe[0], "rb" if stream else "wb")
+            for stream, pipe in enumerate(own)]  # fmt: skip
+    names = zip(("stdin", "stdout", "stderr"), ends, strict=True)
+    return SimpleNamespace(pid=pid, returncode=None, **dict(names))
+
+
+def begin(
+    module: str, arguments: list[str], streams: list[Any], env: Any,
+    *, start_new_session: bool, process_group: int | None, preexec_fn: Any,
+) -> NoReturn:  # fmt: skip
+    """Be the new Python that a command has started; `streams` are as in `subprocess`."""
     # Until its end this process has the objects of the command, none of which may be finalised.
     gc.disable()
-    os.setsid()
+    if start_new_session:
+        os.setsid()
+    elif process_group is not None:
+        os.setpgid(0, process_group)
+    if preexec_fn:
+        preexec_fn()
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
+            is_interrupt = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
-    for number, descriptor in enumerate((requests[0], answers[1], stderr.fileno())):
-        os.dup2(descriptor, number)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number, stream in enumerate(streams):
+        given = nothing if stream == subprocess.DEVNULL else stream
+        os.dup2(given if isinstance(given, int) else given.fileno(), number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    atexit._clear()
     renew(env)
-    host_agent = importlib.import_module("mjfleet.launch.hosts.host_agent")
-    os._exit(call(host_agent.main))
+    sys.argv = [module, *arguments]
+    sys.orig_argv = [sys.executable, "-m", *sys.argv]
+    end(call(importlib.import_module(module).main))
 
 
 def call(main: Callable[[], object]) -> int:
@@ -140,7 +167,7 @@ def call(main: Callable[[], object]) -> int:
     return 0
 
 
-def end(code: int) -> None:
+def end(code: int) -> NoReturn:
     """End as the interpreter does, but leave the memory that is shared with the first process."""
     threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()

@@ -38,6 +38,8 @@ EACH = [
 ]
 """All tasks; those of an environment that an earlier one has, too, are slow."""
 ENVS = 10
+STEPS = 20
+"""Most steps of an episode."""
 
 
 @pytest.fixture
@@ -53,7 +55,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SecondDevice]:
 
 
 def build(found: FoundTask, config: TrainConfig, shard: EnvShard | None = None) -> Env[Any]:
-    return factory.build_env(found, config, "native", DEVICE, 1, shard=shard)
+    env = factory.build_env(found, config, "native", DEVICE, 1, shard=shard)
+    # The evaluation of a clip lasts as long as the clip.
+    env.max_episode_length = min(env.max_episode_length, STEPS)
+    return env
 
 
 def prepare(name: str, **agent: Any) -> tuple[FoundTask, TrainConfig]:
