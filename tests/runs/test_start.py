@@ -168,13 +168,18 @@ def unfinished(run_dir: Path, saved: int = 3) -> None:
             path.unlink()
 
 
+def own_task(run: Run, folder: Path) -> tuple[Path, Path]:
+    """Write a task and train it; return the folder of its code, and its run."""
+    task = write_task(folder)
+    edit(task)
+    assert run("train", MINE, *SIX).returncode == 0
+    return task, only_run(folder, MINE)
+
+
 def test_a_fork_in_a_directory_of_its_own_never_runs_the_code_of_its_parent(
     run: Run, tmp_path: Path
 ) -> None:
-    task = write_task(tmp_path)
-    edit(task)
-    assert run("train", MINE, *SIX).returncode == 0
-    parent = only_run(tmp_path, MINE)
+    task, parent = own_task(run, tmp_path)
     edit(task, setup="print('the code of today')")
     fork = ("train", MINE, "--resume", str(parent), "--fork", "--as-trained")
     longer = ("--agent.max-iterations", "7")
@@ -188,10 +193,7 @@ def test_a_fork_in_a_directory_of_its_own_never_runs_the_code_of_its_parent(
 def test_a_fork_that_is_killed_before_its_first_checkpoint_continues_with_its_own_code(
     run: Run, tmp_path: Path
 ) -> None:
-    task = write_task(tmp_path)
-    edit(task)
-    assert run("train", MINE, *SIX).returncode == 0
-    parent = only_run(tmp_path, MINE)
+    task, parent = own_task(run, tmp_path)
     fork = ("train", MINE, "--resume", str(parent), "--fork", "--run-dir", "d", "--as-trained")
     fork = (*fork, "--agent.max-iterations", "8")
     edit(task, setup="print('the code of the fork')")
