@@ -28,16 +28,23 @@ CURVE = """
     (document.querySelector(".u-over").getBoundingClientRect())
 """
 """A place above the middle of a page's first curves."""
+NARROW = 'document.body.style.maxWidth = "20rem"'
+PLACES = """
+    [...document.querySelectorAll(".chart")].map(one => one.getBoundingClientRect().top + scrollY)
+"""
 
 
 def captions_after_pointing(page: Path, folder: Path, curves: int) -> list[str]:
     """Choose minutes for the x-axis of a report and point at a curve. Return the captions then.
 
-    The page draws so many `curves`, without an error and without a request that it forbids.
+    The page draws so many `curves`, without an error and without a request that it forbids. No
+    curve moves from under the pointer, however narrow they are.
     """
     with browse(page.absolute().as_uri(), folder, "--host-resolver-rules=MAP * ~NOTFOUND") as shown:
         until(lambda: shown.value('document.querySelectorAll("canvas").length') == curves)
         shown.value('along.value = "minutes"; along.onchange();')
+        shown.value(NARROW)
+        places = shown.value(PLACES)
         shown.value('document.querySelector(".u-over").scrollIntoView({block: "center"})')
 
         def captions() -> list[str]:
@@ -52,7 +59,9 @@ def captions_after_pointing(page: Path, folder: Path, curves: int) -> list[str]:
             shown.call(f"{domain}.enable")
         shown.value("0")
         assert not shown.complaints, shown.complaints
-        return captions()
+        found = captions()
+        assert shown.value(PLACES) == places
+        return found
 
 
 def until(holds: Callable[[], bool], seconds: float = PATIENCE) -> None:

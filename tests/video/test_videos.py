@@ -100,9 +100,8 @@ def test_each_arrow_is_drawn_though_there_are_more_of_them_than_colours(tmp_path
 def test_a_free_body_is_followed_and_drawn_at_the_lowest_priority(
     tmp_path: Path,
 ) -> None:
-    with RenderProcess(box(), tmp_path / "box.mp4", NICE):
-        children = psutil.Process().children()
-        (drawing,) = (c for c in children if "mjfleet.video.render_process" in c.cmdline())
+    with RenderProcess(box(), tmp_path / "box.mp4", NICE) as process:
+        drawing = psutil.Process(process.pid)
         while drawing.nice() != NICE:
             time.sleep(0.01)
         # Linux shares the processor among sessions first.
