@@ -43,6 +43,13 @@ def rank_files_of(checkpoint: Path) -> list[Path]:
     return sorted(checkpoint.parent.glob(f"rank*_{iterations_done(checkpoint)}.pt"))
 
 
+def rank_files_before(checkpoint: Path) -> list[Path]:
+    """Return the files of all ranks of earlier checkpoints than this model_<iteration>.pt."""
+    files = {path: path.stem.rpartition("_")[2] for path in checkpoint.parent.glob("rank*_*.pt")}
+    number = iteration_of(checkpoint) or 0
+    return [path for path in files if files[path].isdigit() and int(files[path]) < number]
+
+
 def forget_rank_files(folder: Path, name: str) -> None:
     """Remove the files of a rank, before that of this name is written, but the one of the newest
     checkpoint: where there are none, as on other hosts, the newest file of fewer iterations."""

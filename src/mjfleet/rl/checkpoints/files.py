@@ -18,7 +18,15 @@ import torch
 from mjfleet.config.validation import SHOWN_CHARS
 from mjfleet.errors import UserError
 from mjfleet.rl.learner import key_of
-from mjfleet.runs.checkpoints import ABOUT, BEST, CHECKPOINT_BYTES, FINAL, checkpoints_in, name_also
+from mjfleet.runs.checkpoints import (
+    ABOUT,
+    BEST,
+    CHECKPOINT_BYTES,
+    FINAL,
+    checkpoints_in,
+    name_also,
+    rank_files_before,
+)
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.safe_read import open_regular
 
@@ -182,9 +190,11 @@ class CheckpointSchedule:
                 if is_last:
                     path = self._folder / FINAL
                     name_also(paths[0], path)
+                old = rank_files_before(paths[0])
                 if self._keep is not None:
-                    for old in checkpoints_in(self._folder)[: -self._keep]:
-                        old.unlink(missing_ok=True)
+                    old += checkpoints_in(self._folder)[: -self._keep]
+                for path in old:
+                    path.unlink(missing_ok=True)
             except OSError as error:
                 self._failures += 1
                 if self._failures >= WRITE_ATTEMPTS:

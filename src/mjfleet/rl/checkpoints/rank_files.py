@@ -24,8 +24,8 @@ def write_rank_file(
 ) -> dict[str, Any] | None:
     """Write a rank's state; return its name, size and hash, or None if it could not be written.
 
-    Older files of the rank are removed once the checkpoint after theirs is complete: at the next
-    call.
+    Whoever writes the checkpoint removes older files. Those that are still there, as where another
+    host's worker has no checkpoints, are removed now, but the newest one.
     """
     path = folder / rank_file_name(rank, iteration)
     forget_rank_files(folder, path.name)
