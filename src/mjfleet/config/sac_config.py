@@ -6,8 +6,18 @@ from typing import Annotated, Any, ClassVar
 
 from mjfleet.config.algorithm_config import AlgorithmConfig, PPOConfig, SymmetryConfig
 from mjfleet.config.field_kinds import Kind
-from mjfleet.config.validation import Count, Fraction, LayerSizes, Positive, between
+from mjfleet.config.validation import (
+    Count,
+    Fraction,
+    LayerSizes,
+    Positive,
+    Rule,
+    between,
+    check,
+)
 from mjfleet.errors import UserError
+
+UPDATES = Rule(lambda v: 0 < v <= 100, "greater than 0, at most 100")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +47,7 @@ class SACConfig(AlgorithmConfig):
     """Steps whose rewards are summed before the critic's prediction; 1 to 3 is usual."""
     batch_size: Count = 256
     """Samples of an update, of all workers together, rounded down to a multiple of these."""
-    updates_per_transition: Positive = 1.0
+    updates_per_transition: Annotated[float, UPDATES] = 1.0
     """Updates for each step of each environment; 1 learns most from a sample, a GPU's thousands of
     environments need far fewer, such as 1/256."""
     replay_size: Count = 1_000_000
@@ -79,6 +89,8 @@ class SACConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        most = f"at most --agent.algorithm.replay-size, {self.replay_size}"
+        check(self, batch_size=Rule(lambda size: size <= self.replay_size, most))
         symmetry = self.symmetry_cfg
         if symmetry and (symmetry.use_equivariant_networks or symmetry.use_mirror_loss):
             raise UserError(

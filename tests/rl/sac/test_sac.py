@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -62,6 +63,26 @@ def test_projected_probabilities_keep_their_sum_and_their_mean() -> None:
     assert beyond == 0
     _, beyond = critics.project(probabilities, values + 100.0)
     assert beyond.item() == pytest.approx(1.0)
+
+
+def test_probabilities_go_to_the_nearest_atoms_as_by_a_plain_loop() -> None:
+    critics, draw = make_critics(), np.random.default_rng(1)
+    atoms = critics.get_buffer("values").numpy()
+    shares = draw.dirichlet(np.ones(11), size=7)
+    rewards, discounts = draw.normal(0, 3, size=7), draw.choice([0.0, 0.9, 0.81], size=7)
+    expected, beyond = np.zeros((7, 11)), 0.0
+    for row in range(7):
+        for share, atom in zip(shares[row], atoms, strict=True):
+            value = rewards[row] + discounts[row] * atom
+            beyond += share / 7 * (abs(value) > 5.0)
+            place = (np.clip(value, -5.0, 5.0) + 5.0) / (atoms[1] - atoms[0])
+            for near in range(11):
+                expected[row, near] += share * max(0.0, 1.0 - abs(place - near))
+    values = torch.from_numpy(rewards[:, None] + discounts[:, None] * atoms)
+    found, clipped = critics.project(torch.from_numpy(shares), values)
+    assert found.numpy() == pytest.approx(expected, abs=1e-6)
+    assert clipped.item() == pytest.approx(beyond)
+    assert 0 < beyond < 1
 
 
 def test_a_frozen_critic_gives_the_same_and_gets_no_gradient() -> None:
@@ -227,6 +248,22 @@ def test_updates_wait_for_the_steps_of_a_window_and_the_replay_holds_the_warm_up
         begin(tmp_path, agent(1, warm_up=192))
 
 
+def test_iterations_that_share_an_update_make_no_more_of_them(tmp_path: Path) -> None:
+    runner, checkpointer = begin(tmp_path, agent(9, updates_per_transition=0.5 / 64))
+    losses = [row["loss/critic"] for row in train(runner, checkpointer)]
+    assert runner.alg.updates == sum(loss > 0 for loss in losses) == 4
+
+
+def test_a_run_that_ends_before_its_first_update_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for iterations, expected in ((1, 1), (2, 0)):
+        runner, _ = begin(tmp_path, agent(iterations))
+        runner.alg.begin()
+        found = capsys.readouterr()
+        assert (found.out + found.err).count("this run ends before, and learns nothing") == expected
+
+
 def test_updates_by_graphs_give_what_calls_give(tmp_path: Path) -> None:
     found = []
     for captures in (True, False):
@@ -289,6 +326,12 @@ def test_a_fork_has_the_replay_and_a_policy_of_another_kind_is_refused(
     assert "ppo and sac have different policies" in done.stderr
     assert not (tmp_path / "sac").exists()
     assert run(*words, "sac", *sac, "--max-iterations", "2").returncode == 0
+    done = run(*words, "other", "--resume", "ppo", "--fork", *sac, "--max-iterations", "2")
+    assert (done.returncode, "begin a new run." in done.stderr) == (2, True), done.stderr
+    pupil = ("--agent.algorithm.name", "distillation", "--teacher", "sac")
+    done = run(*words, "other", *pupil)
+    assert (done.returncode, "a run of sac, whose" in done.stderr) == (2, True), done.stderr
+    assert not (tmp_path / "other").exists()
     done = run(*words, "fork", "--resume", "sac", "--fork", "--max-iterations", "3")
     assert done.returncode == 0, done.stderr
     assert "not kept" not in done.stdout + done.stderr
@@ -327,8 +370,13 @@ def test_its_numbers_are_flags_and_those_of_networks_that_it_lacks_are_refused(
     for flag, value in (("obs-groups.rnd-state", "actor"), ("torch-compile-mode", "default")):
         done = run(*words, f"--agent.{flag}", value)
         assert (done.returncode, "has no effect" in done.stderr) == (2, True), done.stderr
-    done = run(*words, "--agent.algorithm.target-std", "0.6")
-    assert (done.returncode, "between 0.001 and 0.48" in done.stderr) == (2, True), done.stderr
+    for flag, value, allowed in (
+        ("target-std", "0.6", "between 0.001 and 0.48"),
+        ("updates-per-transition", "1e9", "greater than 0, at most 100"),
+        ("batch-size", "1000001", "at most --agent.algorithm.replay-size, 1000000"),
+    ):
+        done = run(*words, f"--agent.algorithm.{flag}", value)
+        assert (done.returncode, allowed in done.stderr) == (2, True), done.stderr
     done = run(*words, "--agent.algorithm.clip-param", "0.1")
     assert (done.returncode, "there is no flag" in done.stderr) == (2, True)
     assert not list(tmp_path.glob("logs/*"))

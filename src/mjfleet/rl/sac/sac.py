@@ -69,8 +69,7 @@ class SAC(Learner):
             "actor_optimizer": make(p for p in others if p not in taught),
             "critic_optimizer": make(taught),
         }
-        noise = PinkNoise(env.num_envs, env.num_actions, config.noise_memory, device)
-        self.noise = noise
+        noise = self.noise = PinkNoise(env.num_envs, env.num_actions, config.noise_memory, device)
         self.add_state("noise_values", per="env", get=lambda: noise.values, set=noise.load)
         groups = agent.obs_groups
         seen = {name: obs[name] for name in sorted({*groups.actor, *groups.critic})}
@@ -83,8 +82,8 @@ class SAC(Learner):
         """The observations of the batch, and those after it, at fixed addresses."""
         shapes = (env.num_actions,), (), (), ()
         self._rest = [torch.zeros(self.batch_size, *shape, device=device) for shape in shapes]
-        steps = self.num_steps * env.num_envs * ranks
-        self.num_updates = max(1, round(steps * config.updates_per_transition))
+        self.num_updates = self.num_steps * env.num_envs * ranks * config.updates_per_transition
+        """Updates of an iteration, in the mean."""
         nats = 0.5 * math.log(math.tau * math.e * config.target_std**2)
         self.target_entropy = nats * env.num_actions
         self.iterations = self.add_state("iterations", 0)
@@ -153,9 +152,11 @@ class SAC(Learner):
     def begin(self) -> None:
         """Say that updates wait."""
         if not self._can_learn and self.collectives.rank == 0:
+            steps = self.replay.count + (self._num_iterations - self.iterations) * self.num_steps
+            never = ": this run ends before, and learns nothing" * (steps <= self.warm_up)
             print_line(
-                f"each worker's replay begins with {self.replay.count:,} steps of its "
-                f"environments, and updates wait until there are more than {self.warm_up:,}"
+                f"each worker's replay begins with {self.replay.count:,} steps of its environments,"
+                f" and updates wait until there are more than {self.warm_up:,}{never}"
             )
 
     @property
@@ -186,7 +187,8 @@ class SAC(Learner):
         self._learn_moments()
         self._anneal()
         self.losses.begin()
-        config, left = self.config, self.num_updates if self._can_learn else 0
+        done, due = (round(n * self.num_updates) for n in (self.iterations - 1, self.iterations))
+        config, left = self.config, due - done if self._can_learn else 0
         begun = self.updates
         while left > 0:
             number = min(CHUNK, left)
@@ -259,8 +261,7 @@ class SAC(Learner):
             values = critic.values - entropy.unsqueeze(1)
             values = (rewards / self.rewards.scale).unsqueeze(1) + discounts.unsqueeze(1) * values
             wanted, beyond = critic.project(chosen, values)
-        gradient = self.gradient_of("critic_optimizer")
-        gradient.flat.zero_()
+        self.gradient_of("critic_optimizer").flat.zero_()
         logits = critic.logits(critic.get_latent(self._before), actions)
         losses = -(wanted * logits.log_softmax(dim=-1)).sum(dim=-1)
         loss = (losses.sum(dim=0) * weights).mean()
@@ -274,8 +275,7 @@ class SAC(Learner):
         """Write the gradients of actor and temperature for the batch."""
         weights, observed = self._rest[-1], self._before
         actor, critic, log = self.actor, self.critic, self.temperature["log"]
-        gradient = self.gradient_of("actor_optimizer")
-        gradient.flat.zero_()
+        self.gradient_of("actor_optimizer").flat.zero_()
         with torch.no_grad():
             latent = critic.get_latent(observed)
         with torch.set_grad_enabled(not self.config.share_cnn_encoders):
