@@ -89,6 +89,8 @@ def test_a_mistake_is_one_message(refusal: Refusal) -> None:
         ("--agent.logger", "csv"),
     ):
         assert f"leave out {flag}" in refusal("tune", "cartpole-balance", flag, value)
+    sac = refusal("tune", "cartpole-balance", "--agent.algorithm.name", "sac")
+    assert "updates take the time" in sac
     assert "--gpu-ids 7" in refusal("tune", "cartpole-balance", "--gpu-ids", "7")
 
 

@@ -291,5 +291,7 @@ def test_a_network_for_images_needs_its_layers(pole: FoundTask) -> None:
     agent = pole.task.agent
     with pytest.raises(UserError, match="cnn_cfg"):
         replace(agent, actor=replace(agent.actor, class_name="CNNModel"))
-    with pytest.raises(UserError, match="one for each"):
+    with pytest.raises(
+        UserError, match=r"^--agent\.\(actor\|critic\)\.cnn-cfg\.stride .* for each"
+    ):
         from_dict(agent, {"actor": {"cnn_cfg": {"output_channels": [4, 4], "stride": [1, 1, 1]}}})

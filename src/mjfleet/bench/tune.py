@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from mjfleet.bench.benchmark import new_run
 from mjfleet.bench.timed_training import train_timed
-from mjfleet.config import TrainConfig
+from mjfleet.config import SACConfig, TrainConfig
 from mjfleet.config.flags import HELP
 from mjfleet.errors import UserError, WorkerError
 from mjfleet.registry import FoundTask
@@ -47,6 +47,11 @@ def tune(arguments: Sequence[str]) -> int:
         print_line(USAGE)
         return 0 if arguments else 2
     found, config = new_run(arguments, "tune", *LEFT_OUT)
+    if isinstance(config.agent.algorithm, SACConfig):
+        raise UserError(
+            "tune finds how many environments make rollouts fastest. With --agent.algorithm.name "
+            "sac updates take the time, and their number grows with that of environments."
+        )
     with StopRequest().installed(), TemporaryDirectory(prefix="mjfleet-tune-") as folder:
         fastest = choose(_measure(found, config, Path(folder)))
     print_line(f"fastest: --env.num-envs {fastest.num_envs}")

@@ -70,7 +70,7 @@ class DistributionConfig(Checked, flags="agent.actor.distribution."):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CnnConfig(Checked, flags="cnn-cfg."):
+class CnnConfig(Checked, flags="agent.(actor|critic).cnn_cfg."):
     """Convolutional layers before a network, for each group of images; names are rsl_rl's."""
 
     output_channels: Sizes

@@ -110,7 +110,8 @@ class LaunchConfig(Checked):
     keep_checkpoints: Annotated[OptionalCount, Kind.OPERATION] = None
     """How many of the newest checkpoints are kept; `None`: all."""
     save_worlds: Annotated[bool, Kind.OPERATION] = True
-    """Whether checkpoints hold the state of all environments, so that a run resumes bit for bit."""
+    """Whether checkpoints hold the state of all environments, and the replays that sac fills from
+    them, so that a run resumes bit for bit."""
     eval_interval: Annotated[OptionalCount, Kind.OPERATION] = None
     """Iterations between evaluations: one episode with the policy's mean actions in each evaluation
     environment, always from the same states. The best policy is kept in best.pt. `None`: none."""

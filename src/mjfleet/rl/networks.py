@@ -54,7 +54,7 @@ def build_networks(
             networks[name] = network
             with torch.no_grad(), own_random_numbers(0, device):
                 if type(network) is models.CNNModel and not more:  # A user's scales by itself.
-                    prepare_encoders(network, obs)
+                    prepare_encoders(name, network, obs)
                 _try(name, network, obs, sizes[name])
     except ValueError as error:
         raise UserError(f"the networks cannot be built: {error}") from error
@@ -76,16 +76,17 @@ def image_dtypes(network: Any) -> dict[str, torch.dtype]:
 
 
 @torch.no_grad()
-def prepare_encoders(network: Any, obs: TensorDict) -> None:
-    """Let a network scale images of bytes; ValueError: images are smaller than its kernels."""
-    for name in image_groups(network):
-        encoder: Any = network.cnns[name]
-        if obs[name].dtype == torch.uint8:
+def prepare_encoders(name: str, network: Any, obs: TensorDict) -> None:
+    """Let the network of this name, `actor` or `critic`, scale images of bytes; ValueError: images
+    are smaller than its kernels."""
+    for group in image_groups(network):
+        encoder: Any = network.cnns[group]
+        if obs[group].dtype == torch.uint8:
             encoder.insert(0, BytesToUnits())
         try:
-            encoder.eval()(obs[name][:1])
+            encoder.eval()(obs[group][:1])
         except RuntimeError as error:
-            raise ValueError(f"images of `{name}`: {error}") from error
+            raise ValueError(f"agent.{name}.cnn_cfg, images of `{group}`: {error}") from error
         encoder.train()
 
 

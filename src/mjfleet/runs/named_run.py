@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from mjfleet.config import TeacherConfig, TrainConfig, from_dict, to_dict
 from mjfleet.config.dict_conversion import value_at
+from mjfleet.config.train_config import ALGORITHM
 from mjfleet.errors import UserError
 from mjfleet.runs.attempts import (
     REPLACED,
@@ -238,6 +239,8 @@ def with_teacher(config: TrainConfig, path: str | None = None) -> TrainConfig:
         return config
     try:
         trained = find_trained(path or config.teacher, Path(config.log_root))
+        if value_at(trained.config, ALGORITHM) == "sac":
+            raise UserError("it is a run of sac, whose policy distillation cannot imitate.")
         network = value_at(trained.config, "agent.actor")
         data = dict(network) if isinstance(network, dict) else {}
         if groups := value_at(trained.config, "agent.obs_groups.actor"):

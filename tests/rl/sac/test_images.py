@@ -158,10 +158,10 @@ def test_images_and_networks_that_do_not_fit_are_one_message(tmp_path: Path) -> 
     ):
         begin(tmp_path, without)
     large = replace(CNN, kernel_size=(9,))
-    with pytest.raises(
-        UserError, match=r"networks cannot be built: images of `camera`: .*[Kk]ernel"
-    ):
-        begin(tmp_path, replace(config, actor=ActorConfig(cnn_cfg=large)))
+    for name, network in (("actor", ActorConfig), ("critic", CriticConfig)):
+        text = rf"networks cannot be built: agent\.{name}\.cnn_cfg, images of `camera`: .*[Kk]ernel"
+        with pytest.raises(UserError, match=text):
+            begin(tmp_path, replace(config, **{name: network(cnn_cfg=large)}))
     with pytest.raises(UserError, match="needs a critic that encodes the same images"):
         begin(tmp_path, agent(1, ("critic",), share_cnn_encoders=True))
 

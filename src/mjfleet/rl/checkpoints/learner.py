@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.errors import UserError
-from mjfleet.rl.checkpoints.files import OWN, check_networks, check_optimizer
+from mjfleet.rl.checkpoints.files import OWN, check_networks, check_optimizer, misfit_of
 from mjfleet.rl.learner import Learner, key_of
 
 NAMES_OF_RSL_RL = "optimizer", "rnd_optimizer"
@@ -46,9 +46,11 @@ class LearnerCheckpoint:
                 "begins with."
             )
         if other := theirs.symmetric_difference(networks.keys() - {"rnd"}):
+            actors = state[key_of("actor")], networks["actor"].state_dict()
+            advice = "" if misfit_of(*actors) else " by --init-from"
             raise UserError(
                 f"checkpoint {path} is of an algorithm with other networks "
-                f"({', '.join(sorted(other))}): begin a new run by --init-from."
+                f"({', '.join(sorted(other))}): begin a new run{advice}."
             )
         check_networks(path, state, networks, ours)
         for name in self._optimizers(state):

@@ -51,7 +51,7 @@ def build(
         with contextlib.redirect_stdout(io.StringIO()):  # It says which encoders are shared.
             network = kind(obs, {name: groups}, *sizes, **more).to(env.device)
         if not is_shared:
-            prepare_encoders(network, obs)
+            prepare_encoders(name, network, obs)
     except ValueError as error:
         raise UserError(f"the networks cannot be built: {error}") from error
     return network
