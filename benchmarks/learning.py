@@ -114,6 +114,8 @@ def learning(setup: Setup, options: LearningOptions) -> Result:
 def with_sac(setup: Setup, config: TrainConfig) -> TrainConfig:
     """Return a configuration in which SAC learns from as many samples."""
     changed = setup.found.with_algorithm(config, "sac")
+    if setup.devices.indices:
+        changed = setup.found.with_usual_on_gpu(changed, ())
     iterations = -(-config.agent.max_iterations * steps_of(config) // steps_of(changed))
     return replace(changed, agent=replace(changed.agent, max_iterations=iterations))
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import nbformat
@@ -386,6 +387,18 @@ def test_an_environment_that_is_given_whole_is_the_tasks() -> None:
 def test_a_number_in_an_agent_that_is_given_whole_may_follow_from_a_total() -> None:
     changes = {"agent": AgentConfig(seed=3), "total_steps": 9}
     assert choose_task("cartpole-balance", None, None, changes)[1].total_steps == 9
+
+
+def test_sac_has_a_gpus_numbers_where_none_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mjfleet.launch.devices.count_gpus", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    file, sac = {"env": {"num_envs": 8}}, {"name": "sac", "batch_size": 64}
+    for device, steps, window in (("auto", 8, 3), (None, 3, 1)):
+        changes = {"gpu_ids": device, "agent": {"algorithm": sac}}
+        _, chosen = choose_task("cartpole-balance", None, file, changes)
+        algorithm: Any = chosen.agent.algorithm
+        assert (chosen.env.num_envs, chosen.agent.num_steps_per_env) == (8, steps)
+        assert (algorithm.batch_size, algorithm.n_step) == (64, window)
 
 
 def test_an_agent_that_is_given_whole_may_have_fields_without_effect() -> None:

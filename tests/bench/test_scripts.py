@@ -16,8 +16,10 @@ import torch
 
 from mjfleet.bench.result import Spread
 from mjfleet.config import AgentConfig, EnvConfig, TrainConfig, to_dict
+from mjfleet.launch.devices import Devices
 
 from ..conftest import Run
+from ..env.test_env import BUNDLED
 from .tiny import BENCHMARKS, measured, run_script
 
 
@@ -240,9 +242,17 @@ def test_sac_learns_from_as_many_samples(run: Run, tmp_path: Path) -> None:
     flags = ("--peer", "sac", "--num-envs", "16", "--iterations", "10")
     data = measured(run, tmp_path, "learning.py", further=flags)
     ours, theirs = (sample["iterations"] for sample in data["samples"])
-    assert [len(ours), len(theirs)] == [10, 10 * 16 * 32 // (32 * 8)]
+    assert [len(ours), len(theirs)] == [10, math.ceil(10 * 16 * 32 / (96 * 3))]
     assert "loss/temperature" in theirs[-1]
     assert "loss/temperature" not in ours[-1]
+
+
+def test_sac_has_a_gpus_numbers_on_a_gpu() -> None:
+    learning, found = importlib.import_module("learning"), BUNDLED["cartpole-balance"]
+    for gpus, envs, steps in (((), 96, 3), ((0,), 1024, 8)):
+        setup = Space(found=found, devices=Devices(indices=gpus))
+        config = learning.with_sac(setup, found.defaults())
+        assert (config.env.num_envs, config.agent.num_steps_per_env) == (envs, steps)
 
 
 @pytest.mark.slow

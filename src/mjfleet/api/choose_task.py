@@ -17,6 +17,7 @@ from mjfleet.config.train_config import ALGORITHM
 from mjfleet.config.unused_fields import refuse_unused, unused_fields
 from mjfleet.config.validation import FOLDER_NAME
 from mjfleet.errors import UserError
+from mjfleet.launch.devices import uses_gpus
 from mjfleet.launch.launch_plan import new_folder
 from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.config_yaml import from_file, of_algorithm, read_config, without_task
@@ -81,6 +82,8 @@ def choose_task(
         raise UserError(f"{found.name}: {error}") from None
     typed = {*_typed(changes)}
     refuse_unused(chosen.agent, typed)
+    if uses_gpus(chosen, os.environ):
+        chosen = found.with_usual_on_gpu(chosen, {*given, *by_dotted_name(data)})
     chosen = settle(found, chosen, lambda field: field in typed and given.get(field) is not None)
     return found, pin_files(found, chosen, place)
 
