@@ -14,7 +14,7 @@ from mjfleet.rl.ranks.collectives import Collectives
 from mjfleet.rl.sac import SAC
 
 from ...env.test_env import build_task
-from ..checkpoints.test_checkpoints import FOUND, train
+from ..checkpoints.test_checkpoints import FOUND, load, same, train
 from ..test_ranks import WORLD_SIZE, Ranks, run_ranks
 from . import test_images
 from .test_images import SIZE
@@ -95,6 +95,26 @@ def see_together(ranks: Ranks, folder: str) -> dict[str, torch.Tensor]:
     return learn(ranks.collectives, sees=True)
 
 
+def resume_together(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """Train in two parts, whose checkpoints hold rings that have wrapped, and at once."""
+    states, found = list[Any](), dict[str, Any]()
+    for name, ends in (("parts", (4, 6)), ("whole", (6,))):
+        path = Path(folder) / name
+        for iterations in ends:
+            config = agent(iterations, updates_per_transition=0.25)
+            runner = ranks.runner(replace(config, save_interval=100))
+            runner.env.max_episode_length = 20
+            checkpointer = Checkpointer(runner, "cartpole-balance", path, None)
+            if iterations == 6 and name == "parts":
+                torch.manual_seed(99)
+                found["lost"] = checkpointer.resume(path / "model_4.pt")
+            train(runner, checkpointer)
+            found["rows"] = runner.alg.replay.count
+            ranks.collectives.total([1.0])  # Both have written.
+        states.append([load(path, 6), torch.load(path / f"rank{ranks.rank}_6.pt")])
+    return found | {"same": same(*states)}
+
+
 def resume_without_a_file(ranks: Ranks, folder: str) -> dict[str, Any]:
     """Resume from a checkpoint of which rank 1 has lost the file with its replay."""
     found, path = dict[str, Any](), Path(folder) / "lost"
@@ -115,7 +135,8 @@ def resume_without_a_file(ranks: Ranks, folder: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_ranks(
-        tmp_path_factory.mktemp("sac"), [learn_together, see_together, resume_without_a_file]
+        tmp_path_factory.mktemp("sac"),
+        [learn_together, see_together, resume_together, resume_without_a_file],
     )
 
 
@@ -130,6 +151,13 @@ def test_two_ranks_learn_what_one_does(found: list[dict[str, Any]], sees: bool) 
     for name, value in alone.items():
         assert torch.equal(first[name], second[name]), name
         torch.testing.assert_close(first[name], value, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_two_ranks_resume_as_if_they_had_not_ended(found: list[dict[str, Any]]) -> None:
+    for rank in (one["resume_together"] for one in found):
+        assert rank["lost"] == []
+        assert rank["rows"] == 16 < 6 * 8, "the ring has wrapped"
+        assert rank["same"]
 
 
 def test_ranks_stay_in_step_where_one_has_lost_its_replay(found: list[dict[str, Any]]) -> None:
