@@ -214,6 +214,8 @@ class Runner:
             "stop": stop_signal() or 0,
             "diverged": not (is_finite and all(map(math.isfinite, losses.values()))),
             "checksum": own_checksum,
+            # All ranks have to save together: the first one's counts, which has the file.
+            "best_return": self.best.least,
             **additions,
             **warning_values(sim.warning_kinds, warnings, sim.buffer_use),
             **(self.evaluator.take_warnings() if self.evaluator else {}),

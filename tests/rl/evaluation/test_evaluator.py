@@ -142,6 +142,33 @@ def test_the_best_policy_is_kept_however_far_back_a_run_goes_on(
     assert torch.load(tmp_path / "best.pt", weights_only=True)["iter"] == 8
 
 
+class FadingEnv(ShortEnv):
+    """A step is worth less and less."""
+
+    worth = 1.0
+
+    def rewards(self) -> dict[str, torch.Tensor]:
+        return {"worth": torch.full((self.num_envs,), self.worth)}
+
+
+def test_a_best_policy_that_could_not_be_written_gives_way_to_a_later_one(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    runner, checkpointer = build(folder, agent(3), evaluator(1, FadingEnv))
+
+    def block(row: dict[str, Any]) -> None:
+        """Put a file in the place of the folder while the first policy is to be written."""
+        FadingEnv.worth /= 2
+        if row["iteration"] == 1:
+            folder.rmdir()
+            folder.touch()
+        elif row["iteration"] == 2:
+            folder.unlink()
+            folder.mkdir()
+
+    runner.train(block, lambda: None, checkpointer.save)
+    assert torch.load(folder / "best.pt", weights_only=True)["iter"] == 2
+
+
 def test_a_world_lives_through_the_same_whoever_has_it() -> None:
     policy = Runner(make_env(), agent(1), "cpu", 1, FOUND.load).alg.actor.eval()
 

@@ -1,6 +1,5 @@
 """Saves the complete state of a run, and resumes a run from it. Runs in a worker."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -60,9 +59,6 @@ class Checkpointer:
                 runner.best.take(best, files.read_checkpoint(best).get(OWN) or {})
             except UserError as error:
                 logger.warning("%s The next evaluation replaces it.", error)
-        if runner.evaluator:  # Other hosts may lack the file, and all ranks have to save together.
-            (found, *_) = runner.collectives.all_gather_text(json.dumps(runner.best.mean_return))
-            runner.best.mean_return = json.loads(str(found))
 
     def save(self, is_last: bool) -> list[Path]:
         """Write the checkpoints that are due. All ranks call this at the same time.
@@ -96,7 +92,10 @@ class Checkpointer:
             if rank != 0:
                 return []
             data = self.packed(ranks)
-            return paths if self._schedule.write(paths, data, is_last=is_last) else []
+            is_written = self._schedule.write(paths, data, is_last=is_last)
+            if runner.best.is_current and not is_written:
+                runner.best.forget()
+            return paths if is_written else []
 
     def packed(self, ranks: list[dict[str, Any]] | None = None) -> bytes:
         """Return a checkpoint of the current state. `ranks`: the states of all ranks; None: there

@@ -19,7 +19,13 @@ class BestPolicy:
         """Begin without an evaluation. `judged_by` is the evaluator's; the first rank warns."""
         self.judged_by, self._warns = judged_by, is_first_rank
         self.mean_return: float | None = None
+        self._before: float | None = None  # The greatest before the current policy's.
         self.is_current = False
+
+    @property
+    def least(self) -> float:
+        """What a return has to exceed to be the greatest."""
+        return -math.inf if self.mean_return is None else self.mean_return
 
     def judge(self, iteration: int, sums: Sums, ranks: Sequence[Mapping[str, float]]) -> Sums:
         """Compare an iteration's evaluation, if there was one, with the best one so far.
@@ -29,7 +35,7 @@ class BestPolicy:
         Args:
             iteration: its number.
             sums: of all ranks, by name.
-            ranks: the other values of each rank.
+            ranks: the other values of each rank. `best_return`, its `least`, is the first one's.
 
         Returns:
             The sums. Those of an evaluation that met numbers that are not finite are 0.
@@ -45,11 +51,14 @@ class BestPolicy:
                 )
             spoilt = {n for n in sums if n.startswith(PREFIX) and n != f"{PREFIX}seconds"}
             return {**sums, **dict.fromkeys(spoilt, (0.0, 0.0))}
-        if episodes and not lost_contacts(ranks):
-            least = -math.inf if self.mean_return is None else self.mean_return
-            if reached / episodes > least:
-                self.mean_return, self.is_current = reached / episodes, True
+        if episodes and not lost_contacts(ranks) and reached / episodes > ranks[0]["best_return"]:
+            self._before, self.mean_return = self.mean_return, reached / episodes
+            self.is_current = True
         return sums
+
+    def forget(self) -> None:
+        """Forget the return of the current policy, which could not be saved."""
+        self.mean_return = self._before
 
     def take(self, path: Path, saved: Mapping[str, Any]) -> None:
         """Take the return of the best checkpoint, at `path`, if it was evaluated as now.
