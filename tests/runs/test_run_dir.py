@@ -132,6 +132,14 @@ def test_a_folder_that_holds_what_a_run_writes_is_refused(tmp_path: Path, name: 
     lock.close()
 
 
+@pytest.mark.parametrize("name", ["x", "checkpoints/x", "a/b/../../x"])
+def test_no_run_begins_inside_another_one(tmp_path: Path, name: str) -> None:
+    outer = make_run(tmp_path, "outer")
+    (outer / "config.yaml").touch()
+    with pytest.raises(UserError, match=f"is inside the run {outer}: name another folder"):
+        config_of("--run-dir", str(outer / name))
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give a folder away")
 def test_the_run_of_another_user_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -328,7 +328,11 @@ def written_in(folder: Path) -> list[Path]:
 
 
 def refuse_written(folder: Path) -> None:
-    """Raise UserError if a folder in which a run is to begin holds what one writes, or a link."""
+    """Raise UserError if no run can begin in a folder: it is inside another run, or holds what one
+    writes, or a link."""
+    for outer in Path(os.path.realpath(folder)).parents:
+        if all(os.path.exists(outer / name) for name in (RECORD_FILE, CONFIG_FILE)):
+            raise UserError(f"--run-dir {folder} is inside the run {outer}: name another folder.")
     check_run_folder(folder)
     links = [path for path in written_in(folder) if path.is_symlink() and path.is_dir()]
     empty = [link for link in links if not any(link.iterdir())]  # It is for the checkpoints.
