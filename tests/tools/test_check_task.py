@@ -323,6 +323,13 @@ def test_of_a_mistake_the_cause_alone_is_told(
     assert re.search(expected, found), found
 
 
+def test_names_may_have_any_character(check: Check) -> None:
+    named = ('"approach": -50.0', '"it\'s \\"near\\"": -50.0')
+    group = ('"critic": ', '"it\'s": torch.zeros(self.num_envs, 1), "critic": ')
+    (found,) = check(named, group)
+    assert found.startswith("""observe()["it's"]: 0 in all environments""")
+
+
 def test_masses_of_a_compiled_model_and_of_an_idle_motor_are_found(check: Check) -> None:
     model = (
         "    @classmethod\n    def make_model(cls, cfg):\n        model = super().make_model(cfg)\n"

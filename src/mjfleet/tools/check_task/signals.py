@@ -1,5 +1,6 @@
 """Checks steps with random actions: observations, rewards, actions and ends of episodes."""
 
+from ast import literal_eval
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,7 +47,8 @@ def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterato
     kind, may_fail = type(subject.env), type(subject.env).terminated is not Env.terminated
     late = subject.from_random_states(ROUNDS, is_late=True)
     for name in (name for name in run if name.startswith(SIGNALS)):
-        (method, key), values = (name.split("()", maxsplit=1)[0], name.split("'")[1]), run[name][1:]
+        method, _, written = name.removesuffix("]").partition("()[")
+        key, values = literal_eval(written), run[name][1:]
         # In late states, a command differs even if its range has no width.
         every = torch.cat((values, states[name], *[late[name]] * (method == "observe")))
         constant = ~differs(every, every[:1, :1]).any(dim=1).any(dim=0)
