@@ -112,6 +112,15 @@ def test_a_seed_group_is_one_row(runs: list[str], as_json: Any) -> None:
     }  # fmt: skip
 
 
+def test_trials_of_a_sweep_with_a_damaged_record_are_no_seed_group(refusal: Refusal) -> None:
+    folder = Path("logs/cartpole/sweep")
+    trained(folder / "trial_0", [1.0])
+    trained(folder / "trial_1", [2.0], gamma=0.5)
+    group(folder, "sweep")
+    (folder / "group.json").write_text("{")
+    assert f"{folder}/group.json: " in refusal("compare", "sweep")
+
+
 def test_a_cell_is_the_mean_of_the_runs_and_its_interval() -> None:
     assert as_cell([118, 59]) == "88.5 [59, 118]"
     assert as_cell([7.0, None]) == "7 (1 of 2)"

@@ -75,7 +75,7 @@ def read_named(folders: Mapping[str, Path]) -> Rows:
     """Read run directories and groups, by the names that the user gave them.
 
     Runs without iterations are left out, and those of a group that have failed. UserError if a
-    folder is none of a run or a group.
+    folder is none of a run or a group, or group.json cannot be read.
     """
     rows: dict[str, list[LoggedRun]] = {}
     for name, folder in folders.items():
@@ -88,7 +88,7 @@ def read_named(folders: Mapping[str, Path]) -> Rows:
         if not runs and not whole.record:
             problem = f"it has no {RECORD_FILE} and no {METRICS_FILE} that can be read"
             raise UserError(f"{name} is no run directory: {problem}.")
-        if not is_one and whole.record.get("kind") == "sweep":
+        if not is_one and record_of(folder).get("kind") == "sweep":
             rows |= {f"{name}/{run.folder.name}": [run] for run in runs}
         elif runs:
             rows[name] = runs
