@@ -38,5 +38,10 @@ def test_wrong_words_about_clips_are_refused(refusal: Refusal, tmp_path: Path) -
     wrong = refusal("mjfleet", "clip", "show", "narrow.csv", "--robot", "g1-tracking")
     assert "its rows have 2 numbers; 36 are needed" in wrong
     assert "No such file" in refusal("mjfleet", "clip", "show", "none.npz", *WALK[1:])
+    assert "its own rate" in refusal("mjfleet", "clip", "show", *WALK, "--rate", "20")
+    np.savetxt(tmp_path / "still.csv", [[0, 0, 1, 0, 0, 0, 1, *[0] * 29]] * 2, delimiter=",")
+    for rate in ("1e-320", "1e300", "0", "-1"):
+        still = ("mjfleet", "clip", "show", "still.csv", *WALK[1:], "--rate", rate)
+        assert "frames a second; it must be from 0.1 to 100000" in refusal(*still)
     bad = refusal("mjfleet", "clip", "convert", *WALK, "--output", "walk.csv")
     assert "--output walk.csv: the file's name must end in .npz" in bad

@@ -110,7 +110,7 @@ def without(key: str) -> Callable[[Arrays], object]:
         (own, lambda a: a.update(qpos=np.float32(1)), r"qpos is \(\); it must be \('frames', 10\)"),
         (own, lambda a: a.update(joints=a["joints"][[0, 1, 2, 0]]), "left_hip is in `joints` tw"),
         (own, lambda a: a.update(joints="left_hip"), "it lacks left_knee, right_hip"),
-        (own, lambda a: a.update(rate=0.0), "its rate is 0 frames a second; it must be above 0"),
+        (own, lambda a: a.update(rate=0.0), "its rate is 0 frames a second; it must be from 0.1"),
         (own, lambda a: a.update(rate=-30.0), "its rate is -30 frames a second"),
         (own, lambda a: a.update(rate=np.nan), "its rate is nan frames a second"),
         (own, lambda a: a.update(rate=[30.0, 30.0]), "it cannot be read"),

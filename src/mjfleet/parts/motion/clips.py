@@ -1,6 +1,5 @@
 """Reads clips of a robot's motion from the files that people have. In workers and in tools."""
 
-import math
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -21,6 +20,8 @@ from mjfleet.utils.safe_read import open_regular
 SUFFIXES = ".csv", ".npz"
 CSV_RATE = 30.0
 """Frames a second of Unitree's retargeted CSV files, which do not name their rate."""
+SLOWEST, FASTEST = 0.1, 1e5
+"""Frames a second that a clip may have."""
 LARGEST_ERROR = 1e-3
 """How far the bodies of a file without names may be from where our kinematics has them, m."""
 NORM_ERROR = 0.02
@@ -74,21 +75,24 @@ class Robot:
 def read_clip(path: Path, model: mujoco.MjModel, rate: float | None = None) -> Clip:
     """Read the clip of a file for the robot of a model, by the format that its content shows.
 
-    `rate` is that of a CSV file.
+    `rate` is that of a CSV file, frames a second; None: CSV_RATE.
 
     Raises:
-        UserError: it is no such file, or does not fit the robot.
+        UserError: it is no such file, or does not fit the robot; or it has a rate of its own.
     """
     robot = Robot(model)
     try:
         if path.suffix.lower() == ".csv":
-            rate, qpos = rate or CSV_RATE, _read_csv(path, robot)
+            rate, qpos = CSV_RATE if rate is None else rate, _read_csv(path, robot)
         elif path.suffix.lower() == ".npz":
+            if rate is not None:
+                raise UserError(f"it has its own rate: leave out --rate {rate:g}.")
             rate, qpos = _read_npz(path, robot)
         else:
             raise UserError(f"it must be a file of {' or '.join(SUFFIXES)}.")
-        if not 0 < rate < math.inf:
-            raise UserError(f"its rate is {rate:g} frames a second; it must be above 0.")
+        if not SLOWEST <= rate <= FASTEST:
+            must = f"it must be from {SLOWEST:g} to {FASTEST:g}"
+            raise UserError(f"its rate is {rate:g} frames a second; {must}.")
         return Clip(path.stem, rate, robot.joints, torch.from_numpy(_checked(qpos, robot)))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from mjfleet.config.flags import HELP, parse_flags
-from mjfleet.config.validation import Checked, OptionalFolder, OptionalName, Positive
+from mjfleet.config.validation import Checked, OptionalFolder, OptionalName
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
 from mjfleet.tools.output_file import check_output
@@ -32,8 +32,8 @@ class ClipArguments(Checked):
     """A clip, .csv or .npz; `task:clips/walk.npz` is one in the task's folder."""
     robot: str
     """A task of the robot, such as `g1-tracking`."""
-    rate: Positive = 30.0
-    """Frames a second of a CSV file; others name theirs."""
+    rate: float | None = None
+    """Frames a second of a CSV file, by default 30; others name theirs."""
     tasks_dir: OptionalFolder = None
     """Folder of task folders that is searched first, before those of MJFLEET_TASKS."""
 
