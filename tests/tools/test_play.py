@@ -1,5 +1,6 @@
 """`play`: whole episodes of a policy, and what a user may get wrong."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from mjfleet.tools.play.policy_episodes import STATISTIC_COLUMNS, EpisodeSums
 
 from ..conftest import REPOSITORY, Output, Refusal, Run, needs_drawing, read_video
 from ..runs.test_damaged_runs import RUN, call
+from .arm import method, write_arm
 
 GO2 = REPOSITORY / "tasks/go2/pretrained/go2-velocity-flat.pt"
 ZERO = ("cartpole-balance", "--actions", "zero")
@@ -68,6 +70,14 @@ def test_a_robot_walks_with_the_policy_that_comes_with_it(output: Output, tmp_pa
     assert column(played, "length")[0] == 150.0
     assert column(played, "task/velocity_error")[0] < 0.35
     assert not list(tmp_path.iterdir())
+
+
+def test_a_number_that_is_not_finite_is_null_in_the_file(here: Path, printed: Output) -> None:
+    write_arm(here, method("metrics", '{"lost": self.sim.qpos[:, 0] / 0, "kept": self._one}'))
+    short = ("--env.num-envs", "2", *SHORT, "--gpu-ids", "None")
+    printed("play", "arm", "--actions", "zero", *short, "--output", "played.json")
+    played = json.loads((here / "played.json").read_text(), parse_constant=pytest.fail)
+    assert [played[f"task/{name}"]["mean"] for name in ("lost", "kept")] == [None, 1.0]
 
 
 @needs_drawing

@@ -49,6 +49,8 @@ class Run:
 
     def __init__(self, run: str | Path, log_root: str | Path = "logs") -> None:
         self.path = find_run(str(run), str(run), Path(log_root)).absolute()
+        if self.path.is_file():
+            raise UserError(f"{run} is a file, no run directory; Run.policy takes a checkpoint.")
         self._process: CommandProcess | None = None
         self._task = str(record_of(self.path)["task"])
 
@@ -216,7 +218,7 @@ class Run:
 
     def evaluate(
         self, episodes: int = 64, checkpoint: str | Path | None = None, **flags: Any
-    ) -> dict[str, dict[str, float]]:
+    ) -> dict[str, dict[str, float | None]]:
         """Play episodes with the mean action; return the numbers that `play` prints.
 
         Args:
@@ -227,7 +229,7 @@ class Run:
 
         Returns:
             `mean`, `std`, `min` and `max` of the return, the length, each reward term and
-            each of the task's metrics, by name: `result["return"]["mean"]`.
+            each of the task's metrics, by name: `result["return"]["mean"]`. None: it is not finite.
 
         Raises:
             UserError: the command fails; the text is what it prints.

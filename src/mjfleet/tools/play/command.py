@@ -1,6 +1,7 @@
 """`play`: shows a policy, in whole episodes or a viewer. Importing it imports nothing heavy."""
 
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -56,7 +57,7 @@ class PlayArguments(Checked):
     episodes: OptionalCount = None
     """Episodes in total, rounded up to the same number in each environment; `None`: one in each."""
     output: OptionalName = None
-    """JSON file to write: the numbers of the table."""
+    """JSON file to write: the numbers of the table, null for one that is not finite."""
     clip: OptionalName = None
     """Name of the one clip to follow, of those with which the policy was trained."""
     terminations: bool = True
@@ -233,7 +234,11 @@ def _play_episodes(player: Player, title: str, parsed: PlayArguments, camera: An
     sums, recording = evaluate(player, count, *shown)
     print_line(sums.table)
     if parsed.output:
-        text = json.dumps(sums.numbers, indent=2) + "\n"
+        numbers = {  # JSON has no number that is not finite.
+            name: {key: number if math.isfinite(number) else None for key, number in row.items()}
+            for name, row in sums.numbers.items()
+        }
+        text = json.dumps(numbers, indent=2) + "\n"
         write_atomically(Path(parsed.output), lambda file: file.write(text.encode()))
         print_line(f"wrote {parsed.output}")
     if parsed.video and recording:
