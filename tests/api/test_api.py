@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from mjfleet.config import AgentConfig, PPOConfig
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, REPOSITORY, Output
+from ..conftest import PATIENCE, REPOSITORY, TESTS, Output
 
 FRAGILE = """
 
@@ -258,8 +259,15 @@ def test_tasks_are_those_of_the_command(tmp_path: Path) -> None:
     assert "Keep a pole upright" in mjfleet.tasks()["cartpole-balance"]
     with pytest.raises(mjfleet.UserError, match="--tasks-dir names"):
         mjfleet.tasks(str(tmp_path / "none"))
-    with pytest.raises(mjfleet.UserError, match="`tasks_dir` is 3; it must be text"):
-        mjfleet.train("cartpole-balance", tasks_dir=3)
+    for use in (mjfleet.tasks, partial(mjfleet.train, "cartpole-balance")):
+        with pytest.raises(mjfleet.UserError, match="`tasks_dir` is 3; it must be text"):
+            use(tasks_dir=3)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_checkpoint_is_no_run() -> None:
+    file = TESTS / "data/cartpole-balance-9159368/checkpoints/model_3.pt"
+    with pytest.raises(mjfleet.UserError, match=r"model_3\.pt is a file, no run directory"):
+        mjfleet.Run(file)
 
 
 def test_a_configuration_of_another_task_is_refused(tmp_path: Path) -> None:

@@ -35,9 +35,10 @@ def tasks(tasks_dir: str | None = None) -> dict[str, str]:
         tasks_dir: a folder of task folders that is searched first.
 
     Raises:
-        UserError: the folder does not exist, or two tasks have the same name.
+        UserError: `tasks_dir` is no folder, or two tasks have the same name.
     """
-    found = discover(os.environ, tasks_dir).tasks
+    folder = from_dict(TrainConfig(), {"tasks_dir": plain(tasks_dir)}).tasks_dir
+    found = discover(os.environ, folder).tasks
     return {name: entry.task.summary for name, entry in found.items()}
 
 
