@@ -156,6 +156,7 @@ FILES = {
     "no_task.yaml": "env: {num_envs: 8}",
     "no_such.yaml": "task: walker",
     "other.yaml": "task: cartpole-swingup",
+    "fork.yaml": "fork: true",
 }
 ERRORS = [
     (["--run-dir", "new"], ["the task comes first"]),
@@ -171,6 +172,8 @@ ERRORS = [
     ([TASK, "--config", "seeds.yaml"], ["`seeds` is {'a': 1}; it must be an integer"]),
     ([TASK, "--agent.algorithm.name"], ["Missing value for argument '--agent.algorithm.name'"]),
     ([TASK, "--config", "program.yaml"], ["program.yaml does not decide agent.algorithm.name"]),
+    ([TASK, "--config", "fork.yaml"], ["fork.yaml does not decide fork"]),
+    ([TASK, "--", "--seed", "2"], ["leave out `--`"]),
     ([TASK, "--config", "other.yaml"], ["other.yaml", "cartpole-swingup", TASK, "lines `task`"]),
     ([TASK, "--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),
     ([TASK, "--gpu-ids"], ["--gpu-ids is []", "1 to 1024 GPU indices"]),

@@ -192,7 +192,10 @@ def _by_field(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _refuse_differing(arguments: Sequence[str]) -> None:
-    """Raise UserError if two flags give one field different values; one would have no effect."""
+    """Raise UserError if two flags give one field different values, of which one would have no
+    effect, as would flags behind `--`."""
+    if "--" in arguments:
+        raise UserError("leave out `--`: flags follow without it.")
     given = dict[str, list[str]]()
     for name, last in _by_field(arguments) if not {*HELP, LIST_FLAGS} & {*arguments} else ():
         first = given.setdefault(name, last)

@@ -99,7 +99,7 @@ class LaunchConfig(Checked):
     resume: PathText = None
     """Run that continues in its own directory: its path, a part of its name, `latest` (the task's
     newest run), a checkpoint, or a run on W&B: `wandb:<entity>/<project>/<run>[:model_<n>]`."""
-    fork: Annotated[bool, Kind.OPERATION] = False
+    fork: Annotated[bool, Kind.PLACEMENT] = False
     """Begin a run of its own from the checkpoint of --resume, with whatever values; the other run
     stays as it is."""
     init_from: PathText = None
