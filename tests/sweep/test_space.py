@@ -62,6 +62,8 @@ def test_values_have_the_types_of_their_fields(tried: str, wanted: Distribution)
         ("agent.actor.hidden-dims=64..128", "no number"),
         ("log-root=a,b", "log_root"),
         ("agent.algorithm.group_size=4,8", "has no effect with --agent.algorithm.name ppo"),
+        ("agent.algorithm.gamma=0.1..0.95:0.3", "steps of 0.3 do not lead from 0.1 to 0.95"),
+        ("env.num_envs=1..8:3", "steps of 3 do not lead from 1 to 8"),
     ],
 )
 def test_what_a_field_does_not_allow_is_refused(tried: str, message: str) -> None:

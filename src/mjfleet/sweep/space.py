@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import yaml
@@ -86,10 +87,12 @@ def _distribution(name: str, text: str, config: TrainConfig) -> Distribution:
         *ends, how = found.groups()
         low, high = (as_field(int(end) if end.is_integer() else end) for end in map(float, ends))
         is_log, step = how == "log", None if how in (None, "log") else _step(how)
+        if type(low) not in (int, float):
+            raise UserError("the field is no number; give a list of values, such as a,b.")
+        if step and (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)):
+            raise UserError(f"steps of {how} do not lead from {low} to {high}.")
         if isinstance(low, float):
             return FloatDistribution(low, high, log=is_log, step=step)
-        if type(low) is not int:
-            raise UserError("the field is no number; give a list of values, such as a,b.")
         if step and not step.is_integer():
             raise UserError("the field has whole numbers, so its step must be one, too.")
         return IntDistribution(low, high, log=is_log, step=int(step or 1))
