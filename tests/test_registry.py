@@ -85,6 +85,10 @@ def test_a_misspelt_task_suggests_the_nearest() -> None:
             config("thing").replace("Task(", "Task(observation_sizes=[3], "),
             r"`observation_sizes` is \[3\]; it must be a dict",
         ),
+        (
+            "import mjfleet\n\n\nclass ArmConfig(mjfleet.EnvConfig):\n    no_wind: bool = True\n",
+            r"ArmConfig\.no_wind: a name must not begin with `no_`",
+        ),
         (config("thing").replace("EnvConfig()", "EnvConfig"), r"`env` .* an EnvConfig\("),
         (config("thing").replace('"env:Thing"', "EnvConfig"), "`env_class` .* `module:Class`"),
         (config("thing").replace("env:Thing", "Thing"), "`env_class` is 'Thing'.* `module:Class`"),

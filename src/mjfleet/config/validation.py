@@ -101,7 +101,7 @@ class Checked:
     subclass declares the field again.
 
     Raises:
-        UserError: a value breaks a rule.
+        UserError: a value breaks a rule; of a class, a field's name begins with `no_`.
     """
 
     flags: ClassVar[str] = ""
@@ -109,6 +109,10 @@ class Checked:
     def __init_subclass__(cls, flags: str | None = None) -> None:
         # In a file with `from __future__ import annotations` they are texts, which have no rules.
         cls.__annotations__ = get_annotations(cls, eval_str=True)
+        for name in cls.__annotations__:
+            if name.startswith("no_"):
+                text = "a name must not begin with `no_`, as flags that turn others off do"
+                raise UserError(f"{cls.__name__}.{name}: {text}.")
         if flags is not None:
             cls.flags = flags
 
