@@ -103,7 +103,7 @@ def read_clip(path: Path, model: mujoco.MjModel, rate: float | None = None) -> C
 
 
 def _read_csv(path: Path, robot: Robot) -> np.ndarray:
-    """Read rows without a header: position (m), quaternion x, y, z, w, and joints (rad)."""
+    """Read rows without a header: position (m), quaternion x, y, z, w, and joints (rad, m)."""
     with open_regular(path, FILE_BYTES, may_link=True) as file:
         if not (lines := [line for line in file.read().splitlines() if line.strip()]):
             raise UserError("it is empty.")
