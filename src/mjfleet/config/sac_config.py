@@ -72,7 +72,7 @@ class SACConfig(AlgorithmConfig):
     which the critics' loss teaches (Yarats et al. 2021, arXiv:1910.01741)."""
     num_atoms: Annotated[int, between(2, 1001)] = 101
     """Values at which a critic predicts probabilities."""
-    support: Positive = 5.0
+    support: Annotated[float, between(0.001, 1_000_000)] = 5.0
     """Largest scaled return that a critic can predict."""
     learning_rate: Positive = 1e-3
     """Learning rate of actor, critics and temperature, at first."""

@@ -101,7 +101,7 @@ def resume_together(ranks: Ranks, folder: str) -> dict[str, Any]:
     for name, ends in (("parts", (4, 6)), ("whole", (6,))):
         path = Path(folder) / name
         for iterations in ends:
-            config = agent(iterations, updates_per_transition=0.25)
+            config = agent(iterations, updates_per_transition=0.25, replay_size=2 * 8 * 8 * 2)
             runner = ranks.runner(replace(config, save_interval=100))
             runner.env.max_episode_length = 20
             checkpointer = Checkpointer(runner, "cartpole-balance", path, None)

@@ -244,8 +244,13 @@ def test_updates_wait_for_the_steps_of_a_window_and_the_replay_holds_the_warm_up
     config = replace(agent(5, warm_up=1, n_step=3), num_steps_per_env=1)
     rows = train(*begin(tmp_path, config))
     assert [row["loss/critic"] > 0 for row in rows] == [False, False, False, True, True]
-    with pytest.raises(UserError, match=r"warm-up is 192; it must be less than the 192 trans"):
+    text = r"is {}, which holds {} transitions in whole .* must be more than the {} of"
+    with pytest.raises(UserError, match=text.format(192, 192, 192)):
         begin(tmp_path, agent(1, warm_up=192))
+    with pytest.raises(UserError, match=text.format(192, 192, 400)):
+        begin(tmp_path, agent(1, n_step=50))
+    with pytest.raises(UserError, match=text.format(63, 0, 64)):
+        begin(tmp_path, agent(1, replay_size=63))
 
 
 def test_iterations_that_share_an_update_make_no_more_of_them(tmp_path: Path) -> None:

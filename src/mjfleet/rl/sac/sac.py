@@ -107,22 +107,22 @@ class SAC(Learner):
         return build((SquashedActor, SeeingActor), env, agent, *sizes)
 
     def _make_replay(self, observed: dict[str, torch.Tensor]) -> Replay:
-        """Allocate the replay of these groups; UserError if it does not fit in memory."""
+        """Allocate the replay of these groups; UserError if it is too small or too large."""
         config, env = self.config, self.env
         # Whole rollouts, so that the newest one is found in `_recent` by the row of the ring.
-        workers = self.collectives.world_size
-        rollouts = config.replay_size // (env.num_envs * workers * self.num_steps)
-        length = self.num_steps * max(rollouts, 1 + -(-(config.n_step + 1) // self.num_steps))
+        envs = env.num_envs * self.collectives.world_size
+        length = config.replay_size // (envs * self.num_steps) * self.num_steps
         each = sum(rows.nbytes for rows in observed.values())
         each += (4 * (env.num_actions + 1) + 1) * env.num_envs
         if self.warm_up >= length:
             raise UserError(
-                f"--agent.algorithm.warm-up is {config.warm_up:,}; it must be less than the "
-                f"{length * env.num_envs * workers:,} transitions that the replay holds."
+                f"--agent.algorithm.replay-size is {config.replay_size:,}, which holds "
+                f"{length * envs:,} transitions in whole rollouts; these must be more than "
+                f"the {self.warm_up * envs:,} of --agent.algorithm.warm-up and of n-step."
             )
         free = free_memory(self.device)
         if each * length > free:
-            fits = free // each * env.num_envs * workers
+            fits = free // each * envs
             raise UserError(
                 f"--agent.algorithm.replay-size is {config.replay_size:,}, which takes "
                 f"{each * length / 2**20:,.0f} MiB of each worker's memory; at most {fits:,} fit."
