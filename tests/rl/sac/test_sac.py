@@ -340,7 +340,8 @@ def test_a_fork_has_the_replay_and_a_policy_of_another_kind_is_refused(
     done = run(*words, "fork", "--resume", "sac", "--fork", "--max-iterations", "3")
     assert done.returncode == 0, done.stderr
     assert "not kept" not in done.stdout + done.stderr
-    assert (tmp_path / "fork/checkpoints/rank0_2.pt").exists()
+    assert "updates wait until" not in done.stdout + done.stderr
+    assert [file.name for file in tmp_path.glob("fork/checkpoints/rank*")] == ["rank0_3.pt"]
 
 
 def test_networks_are_taken_whatever_the_layers_of_ppo_would_be(tmp_path: Path) -> None:
