@@ -67,7 +67,7 @@ def train(arguments: Sequence[str]) -> int:
         _print_help(task, flags or ["--help"])
         return 0 if arguments else 2
     rank, typed_run = Rank.from_environ(os.environ) or Rank(), read_typed_run(flags)
-    choose = partial(configure, arguments)
+    choose = partial(configure, arguments, typed_run=typed_run)
     if rank.world_size > 1 and not typed_run.dry_run:
         choose = partial(_choose_on_rank_0, rank, typed_run, choose)
     from mjfleet.launch.launch_training import launch_training  # Help does not wait for it.
@@ -112,16 +112,21 @@ def read_typed_run(flags: Sequence[str]) -> LaunchConfig:
     return typed_run
 
 
-def configure(arguments: Sequence[str], locks: list[RunLock] | None = None) -> Chosen:
+def configure(
+    arguments: Sequence[str],
+    locks: list[RunLock] | None = None,
+    typed_run: LaunchConfig | None = None,
+) -> Chosen:
     """Return the task, what is to be trained, and where that starts.
 
-    The lock of a run that continues is added to `locks`, if they are given.
+    The lock of a run that continues is added to `locks`, if they are given; `typed_run` is what
+    `read_typed_run` has returned, if it was called before.
 
     Raises:
         UserError: the arguments contradict each other, or name what does not exist.
     """
     task, flags = _split_task(arguments)
-    typed_run, typed = read_typed_run(flags), typed_fields(flags)
+    typed_run, typed = typed_run or read_typed_run(flags), typed_fields(flags)
     file = read_config(typed_run.config, task=task) if typed_run.config else {}
     if file.get("seeds") and not typed_run.seeds:
         typed_run = from_dict(typed_run, {"seeds": file["seeds"]})
