@@ -81,7 +81,10 @@ def install_command(extra: str = "") -> str:
 
     extras, clone = f"[{extra}]" * bool(extra), clone_folder()
     if clone is None:
-        return f"pip install {'' if extra else '--force-reinstall '}'mjfleet{extras}'"
+        # An environment that uv made has no pip: the word would mean that of another Python.
+        uv = f"uv pip install --python {shlex.quote(sys.prefix)}"
+        pip = "pip install" if find_spec("pip") else uv
+        return f"{pip} {'' if extra else '--force-reinstall '}'mjfleet{extras}'"
     if version("torch").endswith("+cpu"):  # `uv sync` would replace it by one with CUDA.
         return f"uv pip install -e '{clone}{extras}'"
     return "uv sync --inexact" + f" --extra {extra}" * bool(extra)  # Other extras stay.
