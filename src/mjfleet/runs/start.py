@@ -16,7 +16,7 @@ from mjfleet.config.train_config import continues_in_place, field_kinds
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.runs.checkpoints import INIT, iterations_done
-from mjfleet.runs.config_yaml import differences
+from mjfleet.runs.config_yaml import TEACHER, differences
 from mjfleet.runs.named_run import NamedRun, Parent, check_task
 from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.task_snapshot import Snapshot
@@ -264,6 +264,8 @@ def _refuse(result: str, **facts: Any) -> None:
 
 
 def _listed(values: Mapping[str, tuple[Any, Any]]) -> str:
-    """Return differing values as text: `--agent.seed is 9, was 1`."""
+    """Return differing values as text: `--agent.seed is 9, was 1`; of a teacher, only its file."""
     shown = {n: [value if value != "" else "empty" for value in both] for n, both in values.items()}
+    if TEACHER in shown:
+        shown = {n: v for n, v in shown.items() if n == TEACHER or "agent.teacher." not in n}
     return "; ".join(f"--{n.replace('_', '-')} is {a}, was {b}" for n, (a, b) in shown.items())

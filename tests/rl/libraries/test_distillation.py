@@ -69,6 +69,8 @@ def test_a_student_learns_resumes_and_plays_without_its_teachers_run(
                "--agent.max-iterations", "9", "--agent.run-name", "tuned")  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "not kept: the value network or teacher" in done.stdout
+    assert "--agent.teacher.checkpoint is None, was /" in done.stdout
+    assert "--agent.teacher.hidden-dims" not in done.stdout
 
 
 def test_a_resumed_student_computes_what_one_without_interruption_does(
