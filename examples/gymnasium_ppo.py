@@ -10,14 +10,13 @@ Details of Proximal Policy Optimization".
 import argparse
 from collections import deque
 
+import mjfleet.gym  # isort: skip  # Before torch, whose threads then sleep while they wait.
 import numpy as np
 import torch
 from gymnasium.spaces import Box
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from torch import nn
 from torch.distributions import Normal
-
-import mjfleet.gym
 
 GAMMA, LAMBDA, CLIP, EPOCHS, MINIBATCHES, LEARNING_RATE = 0.95, 0.95, 0.2, 8, 4, 1e-3
 

@@ -8,9 +8,8 @@ uv run python examples/own_learner.py [updates]
 
 import sys
 
+import mjfleet  # isort: skip  # Before torch, whose threads then sleep while they wait.
 import torch
-
-import mjfleet
 
 PAIRS, BEST, STEP, NOISE, LENGTH = 128, 32, 0.5, 0.5, 100
 updates = int(sys.argv[1]) if len(sys.argv) > 1 else 15

@@ -48,8 +48,9 @@ OTHERS = {
     "--no-deps", "--no-dev", "--no-emit-project", "--no-flag", "--no-header",
     "--no-install-recommends", "--node-rank", "--nodes", "--nproc-per-node", "--ntasks",
     "--ntasks-per-node", "--output", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
-    "--require-hashes", "--seconds", "--shm-size", "--shutdown-timeout", "--space", "--time",
-    "--torch-backend", "--trust", "--ulimit", "--version", "--wandb", "--wheel",
+    "--require-hashes", "--rm", "--seconds", "--shm-size", "--shutdown-timeout", "--space",
+    "--time", "--torch-backend", "--trust", "--ulimit", "--user", "--version", "--wandb", "--wheel",
+    "--with",
 }  # fmt: skip
 """Flags of other programs, those for help, those that went, and two that stand for any."""
 IGNORED = shutil.ignore_patterns("__pycache__")
@@ -316,6 +317,16 @@ def test_files_that_the_documentation_names_exist() -> None:
             r"\b(?:benchmarks|tests|docs|src/mjfleet)/[\w/.-]+\b", page.read_text()
         ):
             assert (REPOSITORY / name).exists(), (page, name)
+
+
+def test_what_readers_copy_imports_mjfleet_before_torch() -> None:
+    """Otherwise torch's threads spin while they wait."""
+    examples = (*REPOSITORY.glob("examples/*.py"), REPOSITORY / "examples/notebook.ipynb")
+    blocks = BLOCK.findall((REPOSITORY / "docs/api.md").read_text())
+    texts = [*(path.read_text() for path in examples), *(text for _, text in blocks)]
+    for text in texts:
+        imported = re.findall(r"\bimport (mjfleet|torch)\b", text)
+        assert "mjfleet" not in imported or imported[0] == "mjfleet", text[:400]
 
 
 def test_the_task_of_the_readme_has_no_mistakes(tmp_path: Path) -> None:
