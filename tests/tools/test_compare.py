@@ -117,8 +117,9 @@ def test_trials_of_a_sweep_with_a_damaged_record_are_no_seed_group(refusal: Refu
     trained(folder / "trial_0", [1.0])
     trained(folder / "trial_1", [2.0], gamma=0.5)
     group(folder, "sweep")
-    (folder / "group.json").write_text("{")
-    assert f"{folder}/group.json: " in refusal("compare", "sweep")
+    for damaged in ("{", '{"task": "cartpole"}'):
+        (folder / "group.json").write_text(damaged)
+        assert f"{folder}/group.json: " in refusal("compare", "sweep")
 
 
 def test_a_cell_is_the_mean_of_the_runs_and_its_interval() -> None:

@@ -102,7 +102,7 @@ def test_a_group_goes_with_the_last_of_its_runs(tmp_path: Path) -> None:
         for seed, status in enumerate(statuses):
             write(tmp_path / f"a/{group}/seed_{seed}", status=status)
             (tmp_path / f"a/{group}/seed_{seed}.log").touch()
-        (tmp_path / f"a/{group}/group.json").write_text(json.dumps({"task": "t", "members": {}}))
+        (tmp_path / f"a/{group}/group.json").write_text(json.dumps({"task": "t", "kind": "seeds"}))
     lock = lock_run(tmp_path / "a/two")
     for left in ({"one", "two"}, {"one"}):
         assert prune(tmp_path, "--prune", "unfinished", "--yes") == 0

@@ -19,7 +19,7 @@ GROUP_FILE = "group.json"
 RUN_JSON_KINDS = {
     "task": str, "status": str, "attempts": list, "plan": dict, "argv": list, "git": dict,
     "versions": dict, "changed": dict, "parent": dict, "teacher": dict,
-    "members": dict, "id": str,
+    "members": dict, "id": str, "kind": str,
 }  # fmt: skip
 """The types of entries that other code relies on."""
 
@@ -43,11 +43,13 @@ def is_group(folder: Path) -> bool:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """Return the record of a run or a group, which names its task; UserError without one."""
+    """Return the record of a run, which names its task, or of a group, which also names its kind;
+    UserError without one."""
     try:
         record = read_record(folder)
-        if "task" not in record:
-            raise ValueError("it names no task")
+        for entry in ("task", "kind") if is_group(folder) else ("task",):
+            if entry not in record:
+                raise ValueError(f"it names no {entry}")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else in_a_line(error)
         raise UserError(f"{record_file(folder)}: {why}.") from None
