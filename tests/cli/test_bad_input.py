@@ -128,6 +128,25 @@ def test_a_file_to_write_needs_its_suffix_and_an_existing_folder(
     assert "missing: No such" in refusal(*words, flag, f"missing/file{suffix}")
 
 
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        ("clip convert task:clips/walk.npz --robot g1-tracking --output walk.npz", "walk.npz"),
+        (f"plot {RUN_DIR} --output a.png", "a.png"),
+    ],
+)
+def test_a_file_for_which_there_is_no_room_is_one_message(
+    tmp_path: Path, words: str, file: str
+) -> None:
+    full = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, "-m"]
+    command = [*full, "mjfleet.cli.dispatcher", *words.split()]
+    done = subprocess.run(command, check=False, capture_output=True, cwd=tmp_path, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1] == f"error: {file}: File too large."
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_scheduler_that_says_half_of_it_is_refused(
     refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,13 @@
-"""Checks the file that a command was asked to write, before any work is done for it."""
+"""Checks the file that a command was asked to write, before any work is done; writes it after."""
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import BinaryIO
 
 from mjfleet.errors import UserError
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
+from mjfleet.utils.atomic_write import write_atomically
 
 
 def check_output(flag: str, name: str, suffixes: Collection[str]) -> Path:
@@ -26,3 +28,12 @@ def check_output(flag: str, name: str, suffixes: Collection[str]) -> Path:
     except OSError as error:
         raise UserError(f"{flag} {name}: {path.parent}: {error.strerror}.") from None
     return path
+
+
+def write_output(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file as `write_atomically` does, and make its folder; UserError if it cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, write)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}.") from None

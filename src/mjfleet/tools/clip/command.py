@@ -12,8 +12,7 @@ from mjfleet.config.flags import HELP, parse_flags
 from mjfleet.config.validation import Checked, OptionalFolder, OptionalName
 from mjfleet.errors import UserError
 from mjfleet.registry import discover
-from mjfleet.tools.output_file import check_output
-from mjfleet.utils.atomic_write import write_atomically
+from mjfleet.tools.output_file import check_output, write_output
 from mjfleet.utils.console import print_line
 from mjfleet.utils.input_files import file_name, path_of
 
@@ -83,7 +82,7 @@ def clip(arguments: Sequence[str]) -> int:
     read = read_clip(path, model, parsed.rate)
     print_line(f"{file_name(parsed.file)}: {described(read, model)}")
     if output:
-        write_atomically(output, read.write)
+        write_output(output, read.write)
         print_line(f"wrote {output}")
     if plot:
         _plot(read, plot)

@@ -20,9 +20,8 @@ from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import about
 from mjfleet.runs.pretrained import PLAYED, recorded_in
 from mjfleet.runs.run_files import only
-from mjfleet.tools.output_file import check_output
+from mjfleet.tools.output_file import check_output, write_output
 from mjfleet.tools.trained_policy import find_policy, load_policy
-from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.utils.safe_read import read_json
@@ -187,12 +186,8 @@ def _write_pretrained(
 
 def _write(output: Path, contents: dict[str, bytes]) -> None:
     """Write the file `output` and those beside it, by their suffixes."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        for suffix, content in contents.items():
-            write_atomically(output.with_suffix(suffix), lambda file, c=content: file.write(c))
-    except OSError as error:
-        raise UserError(f"{output}: {error.strerror}.") from None
+    for suffix, content in contents.items():
+        write_output(output.with_suffix(suffix), lambda file, c=content: file.write(c))
 
 
 def _refuse_to_replace(output: Path, kind: str, task: str) -> None:

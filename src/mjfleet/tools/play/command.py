@@ -30,10 +30,9 @@ from mjfleet.registry import FoundTask, discover
 from mjfleet.runs.find_run import LATEST
 from mjfleet.runs.named_run import NamedRun
 from mjfleet.runs.run_files import only
-from mjfleet.tools.output_file import check_output
+from mjfleet.tools.output_file import check_output, write_output
 from mjfleet.tools.play.policy_episodes import Actions, Player, evaluate, playing
 from mjfleet.tools.trained_policy import find_policy
-from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import print_line
 from mjfleet.utils.packages import need_extra
 from mjfleet.video.render_process import render
@@ -239,7 +238,7 @@ def _play_episodes(player: Player, title: str, parsed: PlayArguments, camera: An
             for name, row in sums.numbers.items()
         }
         text = json.dumps(numbers, indent=2) + "\n"
-        write_atomically(Path(parsed.output), lambda file: file.write(text.encode()))
+        write_output(Path(parsed.output), lambda file: file.write(text.encode()))
         print_line(f"wrote {parsed.output}")
     if parsed.video and recording:
         print_line(f"\ndrawing {parsed.video}: {parsed.video_seconds:g} s")

@@ -11,14 +11,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from mjfleet.errors import UserError
 from mjfleet.runs.find_run import failure_files, members_of
 from mjfleet.runs.run_json import is_group, now
 from mjfleet.runs.run_summary import summarise, summarise_group
+from mjfleet.tools.output_file import write_output
 from mjfleet.tools.report.curves import INTERVAL, by_heading, changing, curves_of
 from mjfleet.tools.report.logged_run import AXES, Rows, read_run
 from mjfleet.tools.report.results import as_cell, as_typed, numbers, tables
-from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import in_a_line
 from mjfleet.utils.safe_read import open_regular, read_json
 
@@ -46,10 +45,7 @@ def write_page(output: Path, folders: Sequence[Path], rows: Rows, columns: Seque
     template = environment.get_template("page.html")
     text = template.render(_contents(folders, rows, columns), written=now())
     data = text.encode(errors="backslashreplace")
-    try:
-        write_atomically(output, lambda file: file.write(data))
-    except OSError as error:
-        raise UserError(f"--output {output}: {error.strerror}.") from None
+    write_output(output, lambda file: file.write(data))
 
 
 def _contents(folders: Sequence[Path], rows: Rows, columns: Sequence[str]) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mjfleet.errors import UserError
+from mjfleet.tools.output_file import write_output
 from mjfleet.tools.report.curves import INTERVAL
-from mjfleet.utils.atomic_write import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,13 +34,9 @@ def draw(path: Path, panels: Sequence[Panel]) -> None:
     """
     from matplotlib import rc_context
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with rc_context({"text.parse_math": False}):  # Names of columns and runs are no formulas.
-            figure, kind = _figure(panels), path.suffix.removeprefix(".")
-            write_atomically(path, lambda file: figure.savefig(file, format=kind, dpi=120))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}.") from None
+    with rc_context({"text.parse_math": False}):  # Names of columns and runs are no formulas.
+        figure, kind = _figure(panels), path.suffix.removeprefix(".")
+        write_output(path, lambda file: figure.savefig(file, format=kind, dpi=120))
 
 
 def _figure(panels: Sequence[Panel]) -> "Figure":
