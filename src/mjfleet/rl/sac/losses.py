@@ -22,8 +22,8 @@ class Losses:
         self._config, self._warns = config, warns
         self.totals = torch.zeros(len(NAMES), device=device)
         """Sums over the updates since `begin`, by NAMES."""
-        self._newest = dict.fromkeys(OF_ACTOR, 0.0)
-        """Those of the newest iteration in which the actor learned."""
+        self._newest = dict.fromkeys(NAMES, 0.0)
+        """Each that of the newest iteration with updates that have it."""
         self._measured_at, self._clipped = time.perf_counter(), 0
 
     def begin(self) -> None:
@@ -33,7 +33,10 @@ class Losses:
     def means(
         self, updates: range, temperature: torch.Tensor, scale: torch.Tensor
     ) -> Deferred[dict[str, float]]:
-        """Return the mean losses of an iteration, given the numbers of its updates."""
+        """Return the mean losses of an iteration, given the numbers of its updates.
+
+        Where there are none, as when iterations share one, losses are those of the one before.
+        """
         now = time.perf_counter()
         seconds, self._measured_at = now - self._measured_at, now
         numbers = torch.cat((self.totals, torch.stack((temperature, scale))))
@@ -41,10 +44,11 @@ class Losses:
 
     def _decode(self, updates: range, seconds: float, found: list[float]) -> dict[str, float]:
         *totals, temperature, scale = found
-        losses = {name: x / max(1, len(updates)) for name, x in zip(NAMES, totals, strict=True)}
-        if of_actor := sum(number % self._config.actor_delay == 0 for number in updates):
-            self._newest = {name: losses[name] * len(updates) / of_actor for name in OF_ACTOR}
-        self._clipped = self._clipped + 1 if losses["beyond_support"] > CLIPPED else 0
+        of_actor = sum(number % self._config.actor_delay == 0 for number in updates)
+        counts = dict.fromkeys(NAMES, len(updates)) | dict.fromkeys(OF_ACTOR, of_actor)
+        sums = zip(NAMES, totals, strict=True)
+        self._newest |= {name: x / counts[name] for name, x in sums if counts[name]}
+        self._clipped = self._clipped + 1 if self._newest["beyond_support"] > CLIPPED else 0
         if self._clipped == CLIPPED_ITERATIONS and self._warns:
             print_line(
                 f"warning: more than {CLIPPED:.0%} of the returns that critics are to predict have "
@@ -52,4 +56,4 @@ class Losses:
                 f"--agent.algorithm.support, which is {self._config.support:g}."
             )
         others = {"temperature": temperature, "reward_scale": scale}
-        return losses | self._newest | others | {"updates_per_second": len(updates) / seconds}
+        return self._newest | others | {"updates_per_second": len(updates) / seconds}
