@@ -171,6 +171,20 @@ def test_the_quadruped_of_the_guide_has_no_mistakes_stands_and_trains(
             assert column(shown, "length") == [100, 0, 100, 100]
 
 
+def test_the_arm_that_sees_trains(output: Output, tmp_path: Path) -> None:
+    output("mjfleet", "new-task", "reacher")
+    page = (REPOSITORY / "docs/cameras.md").read_text()
+    pieces = [text for language, text in BLOCK.findall(page) if language == "python"]
+    for name, piece in zip(("env.py", "config.py"), pieces, strict=True):
+        with (tmp_path / "tasks/reacher" / name).open("a") as file:
+            file.write(f"\n{piece}")
+    output("train", "reacher", "--env.num-envs", "4", "--agent.max-iterations", "1")
+    assert "actions differ by at most" in output("mjfleet", "export", "latest")
+    policy = only_run(tmp_path, "reacher") / "exported/policy.json"
+    (camera,) = json.loads(policy.read_text())["cameras"]
+    assert camera["name"] == "eye"
+
+
 def assert_no_mistakes(found: FoundTask, env_class: str) -> None:
     """Check a task on both engines, and that they agree."""
     task = replace(found.task, env_class=env_class)
