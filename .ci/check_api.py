@@ -11,11 +11,13 @@ from pathlib import Path
 
 import griffe
 
-LEGGED = ("config", "mirror", "rough_env", "velocity_env")
+LEGGED = ("biped_env", "config", "mirror", "rough_env", "velocity_env")
+TRACKING = ("config", "tracking_env")
 MODULES = (
     *("mjfleet", "mjfleet.config", "mjfleet.env", "mjfleet.gym", "mjfleet.parts"),
     "mjfleet.terms",
     *(f"mjfleet.legged.{module}" for module in LEGGED),
+    *(f"mjfleet.tracking.{module}" for module in TRACKING),
 )
 FIRST = "bc65c97"
 """What counts as the last release until there is a tag `v*`."""
