@@ -48,7 +48,7 @@ def make_algorithm(setup: Setup) -> Learner:
     if reason:
         graphs = "; it captures no CUDA graphs" if setup.capture else ""
         tied = "; networks are not equivariant" if agent.ppo.ties_weights else ""
-        learner.fallback_reason = f"{reason}, which is slower{graphs}{tied}"
+        learner.fallback_reason = f"{reason}, which is slower than mjfleet's{graphs}{tied}"
     loss_check.check_networks(learner.networks())
     learner.check(setup.env.get_observations())
     learner.begin_watching()
@@ -90,7 +90,7 @@ def choose_algorithm(agent: AgentConfig, load: Callable[..., Any]) -> tuple[type
         kind, flag = _class(agent.library), f"--agent.library {agent.library}"
         if missing := kind.requires(agent, load):
             raise UserError(f"{flag} does not support {missing}; rsl_rl does.")
-        return kind, f"{flag}: learning takes its path"
+        return kind, f"{flag}: the update is {agent.library}'s"
     if is_class_path(name):
         own = load(name, (Learner, algorithms.PPO))
         _check_config(name, agent.algorithm, getattr(own, "Config", PPOConfig))
@@ -106,17 +106,17 @@ def choose_algorithm(agent: AgentConfig, load: Callable[..., Any]) -> tuple[type
         is_fast = issubclass(own, Learner) and (
             issubclass(own, PPO) or not issubclass(own, Algorithm)
         )
-        return own, None if is_fast else f"{name}: learning takes its own path"
+        return own, None if is_fast else f"{name}: the update is its own"
     kind = _class(name)
     _check_config(name, agent.algorithm, kind.Config)
     if agent.distils:
-        return kind, "distillation: learning takes rsl_rl's own path"
+        return kind, "distillation: the update is rsl_rl's"
     missing = kind.requires(agent, load)
     if not missing:
         return kind, None
     if name != "ppo":
         raise UserError(f"--agent.algorithm.name {name} does not support {missing}; ppo does.")
-    return _class("rsl_rl"), f"{missing}: learning takes rsl_rl's own path"
+    return _class("rsl_rl"), f"{missing}: the update is rsl_rl's"
 
 
 def _check_config(name: str, config: AlgorithmConfig, kind: type[AlgorithmConfig]) -> None:
