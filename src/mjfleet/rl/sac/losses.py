@@ -1,4 +1,4 @@
-"""The losses of SAC's iterations, for metrics and for a warning. Runs in a worker."""
+"""The numbers of SAC's iterations, for metrics and for a warning. Runs in a worker."""
 
 import time
 from functools import partial
@@ -13,6 +13,8 @@ NAMES = "critic", "actor", "entropy", "q", "beyond_support"
 OF_ACTOR = "actor", "entropy"
 CLIPPED, CLIPPED_ITERATIONS = 0.01, 20
 """Share of the predicted return beyond the support, and for how long, that is warned of."""
+SATURATED = 0.99
+"""Share of its limit beyond which an action counts as saturated."""
 
 
 class Losses:
@@ -57,3 +59,10 @@ class Losses:
             )
         others = {"temperature": temperature, "reward_scale": scale}
         return self._newest | others | {"updates_per_second": len(updates) / seconds}
+
+
+def describe_actions(actions: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return metrics `()` of `(steps, num_envs, num_actions)`, as shares of their limits."""
+    changes = actions.diff(dim=0).abs()
+    found = {"saturated_actions": (actions.abs() > SATURATED).float().mean()}
+    return found | {"action_rate": changes.sum() / max(1, changes.numel())}

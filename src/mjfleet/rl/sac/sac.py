@@ -21,7 +21,8 @@ from mjfleet.errors import UserError
 from mjfleet.rl.device.graph_capture import Captured
 from mjfleet.rl.learner import Learner, Load, Setup, Step
 from mjfleet.rl.normalizers import add_samples
-from mjfleet.rl.sac.losses import Losses
+from mjfleet.rl.sac.captured_adam import CapturedAdam
+from mjfleet.rl.sac.losses import Losses, describe_actions
 from mjfleet.rl.sac.mirrored_half import MirroredHalf
 from mjfleet.rl.sac.networks import Critics, SquashedActor
 from mjfleet.rl.sac.pink_noise import PinkNoise
@@ -32,8 +33,6 @@ from mjfleet.sim.deferred import Deferred
 from mjfleet.sim.device_memory import free_memory
 from mjfleet.utils.console import print_line
 
-SATURATED = 0.99
-"""Share of its limit beyond which an action counts as saturated."""
 CHUNK = 32
 """Updates whose samples are drawn at once."""
 
@@ -55,19 +54,19 @@ class SAC(Learner):
         kinds, actor = (Critics, SeeingCritics), self.actor
         self.critic = build(kinds, env, agent, env.num_actions, *settings, actor=actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        networks = self.target, self.critic
-        self._averaged = [[p.detach() for p in network.parameters()] for network in networks]
-        """The parameters of the target critics, and those that they follow."""
-        self.temperature = nn.ParameterDict(
-            {"log": torch.full((), math.log(config.initial_temperature))}
-        ).to(device)
+        pair = self.target, self.critic
+        targets, critics = ([p.detach() for p in one.parameters()] for one in pair)
+        follow = partial(torch.ops.aten._foreach_lerp_.Scalar, targets, critics, config.tau)
+        log = torch.full((), math.log(config.initial_temperature), device=device)
+        self.temperature = nn.ParameterDict({"log": log})
         taught = dict.fromkeys(self.critic.parameters())
         others = chain(self.actor.parameters(), self.temperature.parameters())
-        make = partial(torch.optim.Adam, lr=config.learning_rate, fused=True)
-        self._adam: dict[str, torch.optim.Optimizer] = {
-            # An encoder that actor and critics share learns by the loss of the critics.
-            "actor_optimizer": make(p for p in others if p not in taught),
-            "critic_optimizer": make(taught),
+        # An encoder that actor and critics share learns by the loss of the critics.
+        own = [p for p in others if p not in taught]
+        rate, capture, more = config.learning_rate, setup.capture, (follow, targets)
+        self._adam = {
+            "actor_optimizer": CapturedAdam("actor's Adam", own, rate, capture),
+            "critic_optimizer": CapturedAdam("critics' Adam", taught, rate, capture, *more),
         }
         noise = self.noise = PinkNoise(env.num_envs, env.num_actions, config.noise_memory, device)
         self.add_state("noise_values", per="env", get=lambda: noise.values, set=noise.load)
@@ -136,11 +135,10 @@ class SAC(Learner):
         return replay
 
     def networks(self) -> dict[str, nn.Module]:
-        names = "actor", "critic", "target", "temperature"
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("actor", "critic", "target", "temperature")}
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return self._adam
+        return {name: adam.optimizer for name, adam in self._adam.items()}
 
     def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
         """Load networks and optimisers; limits and supports are what this run's numbers say."""
@@ -148,6 +146,8 @@ class SAC(Learner):
         before = [numbers.clone() for numbers in own]
         super().restore(state, names)
         torch.ops.aten._foreach_copy_(own, before)
+        for adam in self._adam.values():
+            adam.take(float(adam.optimizer.param_groups[0]["lr"]))
 
     def begin(self) -> None:
         """Say that updates wait."""
@@ -197,7 +197,6 @@ class SAC(Learner):
                 self._take(samples, i * self.batch_size)
                 self._critics_step()
                 self._step("critic_optimizer")
-                torch.ops.aten._foreach_lerp_.Scalar(*self._averaged, config.tau)
                 if self.updates % config.actor_delay == 0:
                     self._actors_step()
                     self._step("actor_optimizer")
@@ -213,16 +212,17 @@ class SAC(Learner):
         self.iterations += 1
         end, before = self.config.learning_rate_end_factor, self.rate_share
         self.rate_share = end + 0.5 * (1.0 - end) * (1.0 + math.cos(math.pi * done))
-        for name, optimizer in self._adam.items():
-            rate = optimizer.param_groups[0]["lr"] / before
-            self.set_learning_rate(rate * self.rate_share, name)
+        for name, adam in self._adam.items():
+            self.set_learning_rate(adam.rate / before * self.rate_share, name)
+
+    def set_learning_rate(self, rate: float, name: str = "") -> None:
+        for key, adam in self._adam.items():
+            adam.rate = rate if name in ("", key) else adam.rate
+        self.learning_rate = self._adam["actor_optimizer"].rate
 
     def policy_metrics(self) -> dict[str, torch.Tensor]:
         parts = self.replay.newest(self.num_steps)
-        actions = torch.cat([self.replay.actions[part] for part in parts])
-        changes = actions.diff(dim=0).abs()
-        found = {"saturated_actions": (actions.abs() > SATURATED).float().mean()}
-        return found | {"action_rate": changes.sum() / max(1, changes.numel())}
+        return describe_actions(torch.cat([self.replay.actions[part] for part in parts]))
 
     @torch.no_grad()
     def _learn_moments(self) -> None:
