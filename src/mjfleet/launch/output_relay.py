@@ -28,6 +28,8 @@ class OutputRelay:
 
     def __init__(self, log_file: Path | None) -> None:
         self._log: BinaryIO | None = log_file.open("a+b", buffering=0) if log_file else None
+        self.passed = 0
+        """Bytes of rank 0 so far."""
         self._terminal = _Terminal(self._log)
         self._channels = {stream: _channel(stream) for stream in (1, 2)}
         self._ended = threading.Event()
@@ -53,7 +55,7 @@ class OutputRelay:
 
     def pass_on(self, stream: int, data: bytes) -> None:
         """Write output of rank 0 to both; a failure is a warning, since rank 0 must not wait."""
-        place = None
+        place, self.passed = None, self.passed + len(data)
         if self._log:
             try:
                 self._log.write(data)

@@ -27,7 +27,9 @@ from mjfleet.worker.worker_args import Outcome, WorkerArgs
 logger = logging.getLogger(__name__)
 
 SUPERVISOR_POLL_SECONDS = 0.1
-ANSWER_SECONDS = 1.0  # For host agents to report that training has begun, once a signal has come.
+ANSWER_SECONDS = 1.0
+"""Once a signal has come, for host agents to report that training has begun, or for rank 0 to print
+that it stops."""
 OTHER_HOSTS_GRACE_SECONDS = (
     5.0  # For the workers of other hosts to end by themselves once one has failed.
 )
@@ -52,7 +54,7 @@ def supervise(
             # Other hosts would take a launcher that Ctrl-Z suspends for lost.
             before = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
             stack.callback(signal.signal, signal.SIGTSTP, before)
-        stack.enter_context(stop.deferred(is_announced=False))  # `follow` announces it.
+        stack.enter_context(stop.deferred(is_announced=False))  # See `follow`.
         return RunSupervisor(plan, connections, relay).follow(stop)
 
 
@@ -107,19 +109,28 @@ class RunSupervisor:
         )
 
     def follow(self, stop: StopRequest) -> Outcome | Failure:
-        """Wait until all workers are done, or the first has failed."""
-        deadline, is_asked_to_stop = math.inf, False
+        """Wait until all workers are done, or the first has failed.
+
+        Rank 0 says that it stops, above what it draws on a terminal. While it waits for others it
+        cannot, and this process says so.
+        """
+        deadline, passed, is_asked_to_stop = math.inf, 0, False
         while (failure := self._cause()) is None:
             ends = [host.end for host in self._hosts.values()]
             if all(ends) and isinstance(ends[0], Outcome):
                 return ends[0]
-            if (number := stop.check()) and not is_asked_to_stop:
-                deadline = min(deadline, time.monotonic() + ANSWER_SECONDS)
-                if all(host.has_begun for host in self._hosts.values()):
+            number, now = stop.check(), time.monotonic()
+            if number and is_asked_to_stop and now > deadline:
+                if self._relay.passed == passed:
                     stop.announce(number)
+                deadline = math.inf
+            elif number and not is_asked_to_stop:
+                deadline = min(deadline, now + ANSWER_SECONDS)
+                if all(host.has_begun for host in self._hosts.values()):
+                    deadline, passed = now + ANSWER_SECONDS, self._relay.passed
                     self._connections.send(SendSignal(number))
                     is_asked_to_stop = True
-                elif time.monotonic() > deadline:  # There is no iteration to finish.
+                elif now > deadline:  # There is no iteration to finish.
                     stop.say(f"{signal.Signals(number).name}: stopping at once")
                     raise Stopped(number)
             self._receive(SUPERVISOR_POLL_SECONDS)

@@ -9,6 +9,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from mjfleet.utils.console import print_if_read
 from mjfleet.utils.parent_death import die_with_parent
 from mjfleet.worker.failure_record import Failure
 from mjfleet.worker.heartbeat import Heartbeat
@@ -44,7 +45,8 @@ def train_as_torchrunx_worker(args: WorkerArgs) -> None:
     faulthandler.enable()
     tempfile.tempdir = None  # The host agent's, for what libraries leave; a task uses the user's.
     # The launcher's signal may follow one that a scheduler has sent to this process as well.
-    stop = StopRequest(lambda text: None, ends_from_outside=True)  # The launcher announces it.
+    say = print_if_read if rank.rank == 0 else lambda text: None
+    stop = StopRequest(say, ends_from_outside=True)
     code = 1
     try:
         with stop.installed():
