@@ -113,11 +113,10 @@ class Env(StatefulEnv[C]):
         # With `on_nan` reset: environments whose newest observation was not finite.
         self._unseeable = self.add_state("_unseeable", dtype=torch.bool, reset="keep")
         everywhere = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
-        self.failed = self.add_state("failed", dtype=torch.bool, reset="keep")
-        """Where the newest step has failed."""
-        self.never = self.spoilt = ~everywhere
-        """`spoilt`: environments that the newest step has reset since a number was not finite. The
-        step and the episode count in no statistics."""
+        self.never = ~everywhere
+        self.failed = self.spoilt = self.never
+        """Environments that the newest step has reset since a number was not finite. The step and
+        the episode count in no statistics."""
         self._nan_resets = torch.zeros((), dtype=torch.long, device=self.device)
         self.step_count = 0
         """Steps since all environments were reset together."""
@@ -186,7 +185,9 @@ class Env(StatefulEnv[C]):
         for read_sensors in self._readers:
             read_sensors()
         self.after_physics()
-        self.failed.copy_(self.terminated() if self.ends_on_failure else self.never)
+        failed = self.terminated() if self.ends_on_failure else self.never
+        # State, which is a view, is reset before this step ends.
+        self.failed = failed.clone() if failed._is_view() else failed
         truncated = self.truncated()
         terms, metrics = self.compute(self.rewards()), self.metrics()
         check_names(self, terms, metrics)
@@ -203,7 +204,7 @@ class Env(StatefulEnv[C]):
             self._nan_resets += self.spoilt.sum()
             values.masked_fill_(self.spoilt, 0.0)  # The step counts in no mean.
             self._whole &= ~self.spoilt
-            self.failed |= self.spoilt
+            self.failed = self.failed | self.spoilt
         reward = self.terms.sum(dim=0)
         is_last = self.episode_length_buf >= self.max_episode_length
         if truncated is not self.never:

@@ -114,33 +114,6 @@ def test_stopped_and_resumed_is_as_never_stopped(tmp_path: Path, variant: str, e
             assert row[name] == other[name]
 
 
-class RememberingEnv(SwingupEnv):
-    """Half of the environments fail in each step, and know it in the next one."""
-
-    def setup(self) -> None:
-        super().setup()
-        self.known = self.add_state("known", reset="keep")
-
-    def after_physics(self) -> None:
-        super().after_physics()
-        self.known += self.failed
-
-    def terminated(self) -> torch.Tensor:
-        return self.env_ids % 2 == 0
-
-
-def test_what_failed_in_the_last_step_is_known_when_resumed(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    whole.mkdir()
-    parts.mkdir()
-    train(*begin(whole, RememberingEnv, 4, 2))
-    train(*begin(parts, RememberingEnv, 4, 1))
-    runner, checkpointer = begin(parts, RememberingEnv, 4, 2)
-    assert checkpointer.resume(parts / "model_1.pt") == []
-    train(runner, checkpointer)
-    assert same(load(whole, 2), load(parts, 2))
-
-
 class LevelsEnv(SwingupEnv):
     """Begins at level 1 of 9, and gets to the next one with each episode; counts its steps."""
 

@@ -20,7 +20,7 @@ Outcome = dict[str, torch.Tensor]
 """What some steps led to: `(steps, num_envs, size)` by name, such as "sim.qpos", "terminated()" and
 "rewards()['upright']". Ends of episodes by their time limit are left out."""
 STATE = ("qpos", "qvel", "act", "mocap_pos", "mocap_quat")
-OF_FRAMEWORK = ("action", "previous_action", "episode_length_buf", "failed")
+OF_FRAMEWORK = ("action", "previous_action", "episode_length_buf")
 
 
 class Finding(NamedTuple):
