@@ -138,7 +138,8 @@ def test_a_file_to_write_needs_its_suffix_and_an_existing_folder(
 def test_a_file_for_which_there_is_no_room_is_one_message(
     tmp_path: Path, words: str, file: str
 ) -> None:
-    full = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, "-m"]
+    # -B: what fits of a module's bytecode would be kept.
+    full = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, "-B", "-m"]
     command = [*full, "mjfleet.cli.dispatcher", *words.split()]
     done = subprocess.run(command, check=False, capture_output=True, cwd=tmp_path, text=True)
     assert done.returncode == 2, done.stderr
