@@ -111,6 +111,10 @@ class AlgorithmConfig(Checked, flags="agent.algorithm."):
         """Whether the policy learns from mirrored samples, or by a mirror loss."""
         return False
 
+    def for_length(self, transitions: int) -> "AlgorithmConfig":
+        """Return the same with what depends on a run's length, in steps of all environments."""
+        return self
+
     def check_rollouts(self, num_envs: int, steps: int, by_env: bool) -> None:
         """Raise UserError if a worker's rollouts cannot be learned from.
 

@@ -1,7 +1,7 @@
 """Hyperparameters of SAC."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from mjfleet.config.algorithm_config import AlgorithmConfig, PPOConfig, SymmetryConfig
@@ -14,10 +14,13 @@ from mjfleet.config.validation import (
     Rule,
     between,
     check,
+    optional,
 )
 from mjfleet.errors import UserError
 
-UPDATES = Rule(lambda v: 0 < v <= 100, "greater than 0, at most 100")
+UPDATES = optional(Rule(lambda v: 0 < v <= 100, "greater than 0, at most 100"))
+SHORT_RUN = 300_000
+"""Transitions up to which a run makes an update for each, as published curves do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +50,10 @@ class SACConfig(AlgorithmConfig):
     """Steps whose rewards are summed before the critic's prediction; 1 to 3 is usual."""
     batch_size: Count = 256
     """Samples of an update, of all workers together, rounded down to a multiple of these."""
-    updates_per_transition: Annotated[float, UPDATES] = 1.0
+    updates_per_transition: Annotated[float | None, UPDATES] = None
     """Updates for each step of each environment; 1 learns most from a sample, a GPU's thousands of
-    environments need far fewer, such as 1/256."""
+    environments need far fewer, such as 1/256. `None`: 1, or 0.25 where the run is to have more
+    than 300,000 such steps."""
     replay_size: Count = 1_000_000
     """Transitions that all workers together remember."""
     warm_up: Count = 5_000
@@ -105,6 +109,11 @@ class SACConfig(AlgorithmConfig):
         function = usual.symmetry_cfg.data_augmentation_func
         symmetry = SymmetryConfig(data_augmentation_func=function, use_data_augmentation=True)
         return super().values_of_task(usual) | {"symmetry_cfg": symmetry}
+
+    def for_length(self, transitions: int) -> "SACConfig":
+        if self.updates_per_transition is not None:
+            return self
+        return replace(self, updates_per_transition=1.0 if transitions <= SHORT_RUN else 0.25)
 
     @property
     def mirrors_samples(self) -> bool:

@@ -179,10 +179,14 @@ def make_plan(
         notes=(*_notes(config, hosts, world_size), *begun.notes),
         run_dir=begun.run_dir or Path(),
     )
-    if start is None:
-        return plan
-    config.check_rollouts()
-    return plan if config.total_steps is None else _limit_steps(plan, config.total_steps)
+    if start is not None:
+        config.check_rollouts()
+        if config.total_steps is not None:
+            plan = _limit_steps(plan, config.total_steps)
+    agent = plan.config.agent
+    length = config.total_steps or agent.max_iterations * plan.steps_per_iteration
+    agent = replace(agent, algorithm=agent.algorithm.for_length(length))
+    return replace(plan, config=replace(plan.config, agent=agent))
 
 
 def name_files(plan: LaunchPlan, environ: Mapping[str, str], when: datetime) -> LaunchPlan:

@@ -10,9 +10,18 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from mjfleet.config import ActorConfig, AgentConfig, SACConfig, by_dotted_name, to_dict
+from mjfleet.config import (
+    ActorConfig,
+    AgentConfig,
+    SACConfig,
+    by_dotted_name,
+    from_dict,
+    to_dict,
+)
 from mjfleet.env.random_numbers import seed_everything
 from mjfleet.errors import UserError
+from mjfleet.launch.devices import choose_devices
+from mjfleet.launch.launch_plan import make_plan
 from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.checkpoints.files import read_checkpoint
 from mjfleet.rl.checkpoints.initial_networks import take_networks
@@ -20,6 +29,7 @@ from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner
 from mjfleet.rl.sac.networks import Critics, SquashedActor
 from mjfleet.runs.config_yaml import from_file
+from mjfleet.runs.start import NEW
 
 from ...conftest import Run
 from ...env.test_env import build_task
@@ -315,6 +325,24 @@ def test_gpus_bring_their_numbers_where_nobody_gave_others() -> None:
         expected = 256 if given else value
         assert usual[name] == expected, name
     assert task.with_usual_on_gpu(task.defaults(), ()) == task.defaults()
+
+
+@pytest.mark.parametrize(
+    ("length", "share"),
+    [
+        ({"total_steps": 300_000}, 1.0),
+        ({"total_steps": 300_001}, 0.25),
+        ({"agent": {"max_iterations": 1041}}, 1.0),  # Of 288 transitions each.
+        ({"agent": {"max_iterations": 1042}}, 0.25),
+        ({"total_steps": 1_000_000, "agent": {"algorithm": {"updates_per_transition": 2.0}}}, 2.0),
+    ],
+)
+def test_a_long_run_makes_fewer_updates_for_each_transition(
+    length: dict[str, Any], share: float
+) -> None:
+    config = from_dict(FOUND.defaults("sac"), {"gpu_ids": None, **length})
+    plan = make_plan(FOUND, config, [choose_devices(config, {})], start=NEW)
+    assert plan.config.agent.algorithm == SACConfig(updates_per_transition=share)
 
 
 def test_ppo_takes_of_a_file_of_sacs_what_it_knows_itself() -> None:
