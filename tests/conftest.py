@@ -257,20 +257,22 @@ def ask(warm: "subprocess.Popen[str]", **request: Any) -> Any:
 class WarmCommand:
     """A command that runs: like `subprocess.Popen`, with its imports behind it.
 
-    Its standard output and errors are pipes, or both are `terminal`, which it also reads.
+    Its standard output and errors are pipes, or both are `terminal`, which it also reads. One that
+    `ignores` a signal, as a script's background job ignores SIGINT, has a session of its own.
     """
 
     def __init__(
         self, warm: "subprocess.Popen[str]", cwd: Path, module: str, *arguments: str,
         terminal: str | None = None, environ: Mapping[str, str] | None = None,
+        ignores: signal.Signals | None = None, late: str = "",
     ) -> None:  # fmt: skip
         self._warm, self.args, self.returncode = warm, arguments, None
         pipes = [os.pipe(), os.pipe()]
         out, err = (terminal or f"/proc/{os.getpid()}/fd/{write}" for _, write in pipes)
         self.pid = ask(
             warm, module=MODULES[module], arguments=arguments, cwd=str(cwd), out=out, err=err,
-            environ=dict(environ or os.environ), session=bool(terminal),
-            **{"in": terminal or os.devnull},
+            environ=dict(environ or os.environ), session=bool(terminal or ignores),
+            ignores=ignores, late=late, **{"in": terminal or os.devnull},
         )  # fmt: skip
         for _, write in pipes:
             os.close(write)

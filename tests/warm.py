@@ -27,6 +27,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from mjfleet.cli.train import train
+from mjfleet.launch import restart_policy
 from mjfleet.utils import child_process
 from mjfleet.utils.garbage_collection import no_garbage_collection
 from mjfleet.worker.thread_limits import prepare
@@ -72,6 +73,8 @@ def become(request: dict[str, Any]) -> str:
     if request.get("session"):
         os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # The tests themselves may run under nohup.
+    if request.get("ignores"):
+        signal.signal(request["ignores"], signal.SIG_IGN)
     for number, descriptor in enumerate(request["streams"]):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -189,5 +192,6 @@ if __name__ == "__main__":
     with redirect_stdout(io.StringIO()):
         train(["cartpole-balance", "--dry-run"])  # The first of a process takes four times as long.
     child_process.subprocess = SimpleNamespace(Popen=start_program)
+    restart_policy.FIRST_PAUSE_SECONDS = 0.1
     gc.freeze()  # A collection after a fork would copy the pages of all that is imported.
     end(call(importlib.import_module(become(next_request(seconds))).main))

@@ -23,7 +23,7 @@ from mjfleet.runs.run_json import read_record, write_json
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import SAME_SIGNAL_SECONDS
 
-from ..conftest import PATIENCE, Output, Refusal, Run, only_run, rows
+from ..conftest import PATIENCE, Output, Refusal, Run, Start, only_run, rows
 from ..launch.workers import TRAIN, write_noisy
 
 TASK = "cartpole-balance"
@@ -108,16 +108,14 @@ def test_a_group_and_its_runs_are_found_by_their_names() -> None:
 
 @pytest.mark.parametrize("is_repeated", [False, True])
 def test_a_signal_to_every_process_of_a_group_is_one_signal(
-    tmp_path: Path, is_repeated: bool
+    start: Start, tmp_path: Path, is_repeated: bool
 ) -> None:
     """The group's launcher passes it on late, as on a slow machine; a second one ends a run."""
     write_noisy(tmp_path, step="while not os.path.exists('go'): __import__('time').sleep(0.01)")
     log = tmp_path / "group/seed_1.log"
     flags = ("--gpu-ids", "None", "--seeds", "1", "--run-dir", "group")
-    with (tmp_path / "output").open("wb") as output:
-        process = subprocess.Popen(
-            [*TRAIN, "noisy", *flags], cwd=tmp_path, stdout=output, start_new_session=True
-        )
+    (tmp_path / "output").touch()
+    process = start("train", "noisy", *flags, terminal=str(tmp_path / "output"))
 
     def wait_for(text: str, file: Path) -> None:
         assert wait_until(lambda: file.exists() and text in file.read_text(), PATIENCE)

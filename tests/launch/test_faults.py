@@ -18,7 +18,7 @@ import torch
 from mjfleet.runs.metrics_csv import completed_iterations
 from mjfleet.runs.named_run import read_run
 
-from ..conftest import PATIENCE, Figure, Run, only_run, rows
+from ..conftest import PATIENCE, Figure, Run, Start, only_run, rows
 from .workers import ENDLESS, TRAIN, started, wait_for_iteration, write_noisy
 
 TWO = ("--cpu-workers", "2")
@@ -86,15 +86,15 @@ def test_a_killed_agent_is_named_and_takes_all_with_it(tmp_path: Path, figure: F
     assert "torchrunx's agent was killed by SIGKILL" in errors
 
 
-def test_a_killed_host_agent_is_named_and_takes_all_with_it(tmp_path: Path) -> None:
-    with started(tmp_path, *ENDLESS) as process:
-        wait_for_iteration(process, 2)
-        (host_agent,) = psutil.Process(process.pid).children()
-        family = host_agent.children(recursive=True)
-        host_agent.kill()
-        _, errors = process.communicate()
-        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
-        assert not alive
+def test_a_killed_host_agent_is_named_and_takes_all_with_it(start: Start, tmp_path: Path) -> None:
+    process = start("train", "cartpole-balance", *ENDLESS, ignores=signal.SIGINT)
+    wait_for_iteration(process, 2)
+    (host_agent,) = psutil.Process(process.pid).children()
+    family = host_agent.children(recursive=True)
+    host_agent.kill()
+    _, errors = process.communicate()
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
+    assert not alive
     assert process.returncode == 1
     assert "killed by SIGKILL" in errors
     assert (
@@ -119,14 +119,13 @@ def test_a_launcher_that_is_killed_while_workers_start_leaves_none(
 
 @pytest.mark.parametrize("state", [pytest.param("stopped", marks=pytest.mark.slow), "asleep"])
 def test_a_hang_ends_with_the_stacks_of_all_ranks(
-    tmp_path: Path, state: str, figure: Figure, slowness: float
+    run: Run, tmp_path: Path, state: str, figure: Figure, slowness: float
 ) -> None:
-    limit = 3 * slowness
+    limit = 1.5 * slowness
     sleep = "if RANK == 1: open('failed', 'w').close(); __import__('time').sleep(600)"
     stop = "if RANK == 1: open('failed', 'w').close(); os.kill(os.getpid(), signal.SIGSTOP)"
     write_noisy(tmp_path, step=sleep if state == "asleep" else stop)
-    command = [*TRAIN, "noisy", *TWO, "--hang-timeout", str(limit)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    result = run("train", "noisy", *TWO, "--hang-timeout", str(limit))
     figure(f"worker {state}, beyond --hang-timeout", tmp_path / "failed", less=limit)
     assert result.returncode == 1
     assert "rank 1 on " in result.stderr
@@ -140,7 +139,7 @@ def test_a_hang_ends_with_the_stacks_of_all_ranks(
 
 
 def test_one_worker_alone_notices_that_it_hangs(run: Run, tmp_path: Path, slowness: float) -> None:
-    limit = 2 * slowness
+    limit = slowness
     write_noisy(tmp_path, step="__import__('time').sleep(600)")
     result = run("train", "noisy", "--hang-timeout", str(limit), RANK="0")
     assert result.returncode == 1

@@ -16,8 +16,8 @@ import pytest
 from mjfleet.runs.run_json import read_record
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, SMALL, only_run
-from .workers import PAIR, TRAIN, write_noisy
+from ..conftest import PATIENCE, SMALL, Start, only_run
+from .workers import PAIR, write_noisy
 
 LINES = 20_000
 SHOUT = f"""if RANK == 0:
@@ -55,17 +55,15 @@ for number in range(20):
 """
 
 
-def test_output_that_nobody_reads_holds_up_no_worker(tmp_path: Path) -> None:
+def test_output_that_nobody_reads_holds_up_no_worker(start: Start, tmp_path: Path) -> None:
     write_noisy(tmp_path, step=SHOUT)
-    pipe = subprocess.PIPE
-    command = [*TRAIN, "noisy", *PAIR[-4:]]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True) as process:
-        assert wait_until(lambda: any(tmp_path.glob("logs/*/*/run.json")), PATIENCE)
-        record = only_run(tmp_path, "noisy") / "run.json"
-        assert wait_until(lambda: json.loads(record.read_text())["status"] != "running", PATIENCE)
-        assert json.loads(record.read_text())["status"] == "finished"
-        assert process.poll() is None
-        shown, errors = process.communicate()
+    process = start("train", "noisy", *PAIR[-4:])
+    assert wait_until(lambda: any(tmp_path.glob("logs/*/*/run.json")), PATIENCE)
+    record = only_run(tmp_path, "noisy") / "run.json"
+    assert wait_until(lambda: json.loads(record.read_text())["status"] != "running", PATIENCE)
+    assert json.loads(record.read_text())["status"] == "finished"
+    assert process.poll() is None
+    shown, errors = process.communicate()
     assert process.returncode == 0
     # The launcher's own lines may stand within one that the pipe has taken in two parts.
     own = re.findall(r"(?:run directory: |rank 0: |iteration=).*\n", shown)
@@ -75,27 +73,22 @@ def test_output_that_nobody_reads_holds_up_no_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("member", ["", "seed_2"])
-def test_output_that_nobody_reads_holds_up_no_stop(tmp_path: Path, member: str) -> None:
+def test_output_that_nobody_reads_holds_up_no_stop(
+    start: Start, tmp_path: Path, member: str
+) -> None:
     run_dir = tmp_path / "run" / member
     several = ("--seeds", "2") if member else ("--cpu-workers", "2")
     flags = (*SMALL, "--agent.max-iterations", "1000000", *several, "--run-dir", "run")
-    command, (reader, writer) = [*TRAIN, "cartpole-balance", *flags], os.pipe()
-    with subprocess.Popen(command, cwd=tmp_path, stdout=writer) as process:
-        try:
-            assert wait_until((run_dir / "metrics.csv").exists, PATIENCE)
-            full = os.open(f"/proc/self/fd/{writer}", os.O_WRONLY | os.O_NONBLOCK)
-            with suppress(BlockingIOError):
-                while os.write(full, bytes(4096)):
-                    pass
-            process.send_signal(signal.SIGTERM)
-            assert wait_until(lambda: read_record(run_dir)["status"] == "stopped", PATIENCE)
-            os.close(full)
-            os.close(writer)
-            while os.read(reader, 65536):
-                pass
-        finally:
-            process.kill()
-    os.close(reader)
+    process = start("train", "cartpole-balance", *flags)
+    assert wait_until((run_dir / "metrics.csv").exists, PATIENCE)
+    full = os.open(f"/proc/self/fd/{process.stdout.fileno()}", os.O_WRONLY | os.O_NONBLOCK)
+    with suppress(BlockingIOError):
+        while os.write(full, bytes(4096)):
+            pass
+    process.send_signal(signal.SIGTERM)
+    assert wait_until(lambda: read_record(run_dir)["status"] == "stopped", PATIENCE)
+    os.close(full)
+    process.communicate()
     assert (run_dir / "checkpoints/final_model.pt").exists()
 
 

@@ -1,14 +1,15 @@
 """The shortest run of each way to start workers; what may happen to them is in the other files."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from ..conftest import Run, changed, only_run, rows
+from ..conftest import Run, Start, changed, only_run, rows
 from .network import Network
 from .test_hosts import TWO, network, train
-from .workers import PAIR, TRAIN, write_noisy
+from .workers import PAIR, write_noisy
 
 __all__ = ["network"]  # A fixture.
 
@@ -32,18 +33,20 @@ def test_a_killed_worker_starts_again_from_the_last_checkpoint(run: Run, tmp_pat
     assert "SIGKILL" in attempts[0]["cause"]
 
 
-def test_a_parent_that_ignores_the_ends_of_children_does_no_harm(tmp_path: Path) -> None:
-    ignoring, short = ["env", "--ignore-signal=CHLD"], ("--agent.max-iterations", "1")
-    command = [*ignoring, *TRAIN, "cartpole-balance", *changed(PAIR, *short)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_a_parent_that_ignores_the_ends_of_children_does_no_harm(
+    start: Start, tmp_path: Path
+) -> None:
+    short = changed(PAIR, "--agent.max-iterations", "1")
+    process = start("train", "cartpole-balance", *short, ignores=signal.SIGCHLD)
+    assert process.communicate()[1] == ""
+    assert process.returncode == 0
     assert len(rows(only_run(tmp_path))) == 1
 
     script = """
 from mjfleet.api.command_process import CommandProcess
 print(CommandProcess(["tasks"], is_shown=True).wait())
 """
-    command = [*ignoring, sys.executable, "-c", script]
+    command = ["env", "--ignore-signal=CHLD", sys.executable, "-c", script]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "cartpole-balance" in done.stdout

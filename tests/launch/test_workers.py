@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import Popen
 
@@ -22,7 +23,7 @@ import torch
 from mjfleet.rl.checkpoints.files import OWN
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, Figure, Run, changed, only_run, rows
+from ..conftest import PATIENCE, Figure, Run, Start, WarmCommand, changed, only_run, rows
 from ..loggers.recorded import history, records
 from .workers import (
     ENDLESS,
@@ -203,14 +204,12 @@ def test_on_a_terminal_rank_0_draws_as_one_worker_would(tmp_path: Path) -> None:
     ],
 )
 def test_a_signal_to_the_launcher_finishes_the_iteration_on_all_ranks(
-    tmp_path: Path, number: signal.Signals, figure: Figure
+    start: Start, tmp_path: Path, number: signal.Signals, figure: Figure
 ) -> None:
-    before = signal.signal(number, signal.SIG_DFL)  # The tests themselves may run under nohup.
-    with started(tmp_path, *ENDLESS) as process:
-        signal.signal(number, before)
-        wait_for_iteration(process, 2)
-        process.send_signal(number)
-        rest, errors = process.communicate()
+    process = start("train", "cartpole-balance", *ENDLESS, ignores=signal.SIGINT)
+    wait_for_iteration(process, 2)
+    process.send_signal(number)
+    rest, errors = process.communicate()
     (saved,) = tmp_path.rglob("model_*.pt")
     figure(f"{number.name} to the launcher: from the end of the iteration", saved)
     assert process.returncode == 128 + number
@@ -246,39 +245,48 @@ def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure
     assert json.loads((only_run(tmp_path, "noisy") / "run.json").read_text())["status"] == "stopped"
 
 
-@pytest.mark.parametrize("seconds", [0.5, 3.0])
-def test_a_signal_while_workers_start_leaves_none(tmp_path: Path, seconds: float) -> None:
+def test_a_signal_while_a_host_agent_imports_leaves_no_process(tmp_path: Path) -> None:
     with started(tmp_path, *ENDLESS) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        time.sleep(seconds)
+        time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate()
     assert process.returncode == 143
     assert errors == ""
 
 
+def test_a_signal_while_workers_start_leaves_none(start: Start) -> None:
+    process = start("train", "cartpole-balance", *ENDLESS, ignores=signal.SIGINT)
+    process.stdout.readline()
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate()
+    assert process.returncode == 143
+    assert errors == ""
+
+
 def test_all_listen_on_the_loopback_interface_alone_and_end_with_the_launcher(
-    tmp_path: Path, figure: Figure
+    start: Start, tmp_path: Path, figure: Figure
 ) -> None:
     before = set(Path(tempfile.gettempdir()).glob("mjfleet-*-*"))
-    with started(tmp_path, *ENDLESS) as process:
-        wait_for_iteration(process, 2)
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 4
-        listening = [
-            (member, connection.laddr.ip)
-            for member in (psutil.Process(process.pid), *family)
-            for connection in member.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
-        assert {address for _, address in listening} <= {"127.0.0.1", "::1"}
-        assert len({member for member, _ in listening}) == 2  # The workers alone.
-        (tmp_path / "killed").touch()
-        process.kill()
-        _, alive = psutil.wait_procs(family, timeout=PATIENCE)
-        figure("SIGKILL of the launcher", tmp_path / "killed")
-        assert not alive
+    process = start("train", "cartpole-balance", *ENDLESS, ignores=signal.SIGINT)
+    wait_for_iteration(process, 2)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 4
+    listening = [
+        (member, connection.laddr.ip)
+        for member in (psutil.Process(process.pid), *family)
+        for connection in member.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert {address for _, address in listening} <= {"127.0.0.1", "::1"}
+    assert len({member for member, _ in listening}) == 2  # The workers alone.
+    (tmp_path / "killed").touch()
+    process.kill()
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE)
+    figure("SIGKILL of the launcher", tmp_path / "killed")
+    assert not alive
     assert set(Path(tempfile.gettempdir()).glob("mjfleet-*-*")) <= before
 
 
@@ -326,8 +334,11 @@ def test_torchrun_starts_workers_again_and_they_learn_the_same(
     assert all(torch.equal(value, own[name]) for name, value in saved(run_dir, 4).items())
 
 
-def srun_tasks(folder: Path, *flags: str, task: str = "cartpole-balance") -> list[Popen]:
-    """Be SLURM's srun, which starts two tasks on one host."""
+SrunTask = Popen | WarmCommand
+
+
+def srun_tasks(folder: Path, *flags: str, start: Start | None = None) -> list[SrunTask]:
+    """Be SLURM's srun, which starts two tasks on one host: new programs, or by `start`."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     step = {
@@ -335,14 +346,17 @@ def srun_tasks(folder: Path, *flags: str, task: str = "cartpole-balance") -> lis
         "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost",
         "MASTER_PORT": str(port),
     }  # fmt: skip
-    tasks = []
+    tasks: list[SrunTask] = []
     for number in ("0", "1"):
-        place = {"SLURM_PROCID": number, "SLURM_LOCALID": number}
+        environ = os.environ | step | {"SLURM_PROCID": number, "SLURM_LOCALID": number}
+        if start:
+            tasks.append(start("train", "cartpole-balance", *flags, environ=environ))
+            continue
         tasks.append(
             Popen(
-                [sys.executable, "-m", "mjfleet.cli.train", task, *flags],
+                [*TRAIN, "cartpole-balance", *flags],
                 cwd=folder,
-                env=os.environ | step | place,
+                env=environ,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -351,25 +365,21 @@ def srun_tasks(folder: Path, *flags: str, task: str = "cartpole-balance") -> lis
     return tasks
 
 
-def srun(
-    folder: Path, *flags: str, task: str = "cartpole-balance"
-) -> list[tuple[int | None, str, str]]:
-    """Return exit code, output and errors of each of two tasks of srun."""
-    tasks = srun_tasks(folder, *flags, task=task)
-    ended = [task.communicate() for task in tasks]
-    return [(task.returncode, *texts) for task, texts in zip(tasks, ended, strict=True)]
+def ended(tasks: Sequence[SrunTask]) -> list[tuple[int | None, str, str]]:
+    """Return exit code, output and errors of each task."""
+    texts = [task.communicate() for task in tasks]
+    return [(task.returncode, out, err) for task, (out, err) in zip(tasks, texts, strict=True)]
 
 
-def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
-    (code, shown, errors), (other_code, others, _) = srun(tmp_path, *PAIR)
+def test_srun_starts_the_workers_and_they_are_one_run(start: Start, tmp_path: Path) -> None:
+    (code, shown, errors), (other_code, others, _) = ended(srun_tasks(tmp_path, *PAIR))
     assert (code, other_code) == (0, 0), errors
     assert shown.count("iteration=4/4 ") == 1
     assert "iteration=" not in others
     assert len(rows(only_run(tmp_path))) == 4
 
-    (code, _, errors), (other_code, _, others) = srun(
-        tmp_path, *changed(PAIR, "--cpu-workers", "3")
-    )
+    wrong = srun_tasks(tmp_path, *changed(PAIR, "--cpu-workers", "3"), start=start)
+    (code, _, errors), (other_code, _, others) = ended(wrong)
     assert (code, other_code) == (2, 2)
     assert errors.count("error: --cpu-workers 3 is for 3 workers") == 1
     assert others == ""
@@ -377,12 +387,12 @@ def test_srun_starts_the_workers_and_they_are_one_run(tmp_path: Path) -> None:
 
 
 def test_rank_0_saves_before_srun_ends_it_because_another_rank_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slowness: float
 ) -> None:
     """Here srun has --kill-on-bad-exit, and rank 0 takes long to end."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     once = ("--agent.save-interval", "100000", "--agent.logger", "wandb")
-    first, other = srun_tasks(tmp_path, *ENDLESS, *once)
+    first, other = srun_tasks(tmp_path, *ENDLESS, *once, start=start)
     wait_for_iteration(first, 2)
     for task in (first, other):
         task.send_signal(signal.SIGTERM)
@@ -390,7 +400,7 @@ def test_rank_0_saves_before_srun_ends_it_because_another_rank_has_ended(
         assert first.poll() is None
         time.sleep(0.001)
     first.send_signal(signal.SIGSTOP)  # It has still to close loggers, and to record its end.
-    wait_until(lambda: other.poll() is not None, 10.0)
+    wait_until(lambda: other.poll() is not None, 2 * slowness)
     first.send_signal(signal.SIGCONT)
     while first.poll() is None and other.poll() is None:
         time.sleep(0.001)
