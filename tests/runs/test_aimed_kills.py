@@ -12,6 +12,7 @@ import signal
 import struct
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,8 +73,10 @@ def wait_for_file(attempts: Path, name: str, number: int) -> bool:
     """Return whether an attempt begins to write a file, or has written it, within some seconds."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        if any(attempts.glob(f"{number}/{name}")):
-            return True
+        # What a killed process has left of an attempt is removed meanwhile.
+        with suppress(FileNotFoundError):
+            if any(attempts.glob(f"{number}/{name}")):
+                return True
     return False
 
 
