@@ -514,3 +514,12 @@ def test_only_arrays_of_the_model_can_differ(engine: str) -> None:
     for name in ("geom_frction", "nq", "opt.gravty", "opt.timestep"):
         with pytest.raises(ValueError, match=name):
             sim.expand(name)
+
+
+def test_no_clock_is_read_in_steps_of_the_native_engine() -> None:
+    model = load("box")
+    build("native", model)
+    data = mujoco.MjData(model)
+    mujoco.mj_step(model, data, 3)
+    step = data.timer[mujoco.mjtTimer.mjTIMER_STEP]
+    assert (step.number, step.duration) == (3, 0.0)

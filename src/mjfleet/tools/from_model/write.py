@@ -12,6 +12,7 @@ import mujoco
 from mjfleet.errors import UserError
 from mjfleet.legged.mirror import foot_images, joint_images
 from mjfleet.legged.scene import make_robot
+from mjfleet.sim.native_engine import stop_timers
 from mjfleet.tools.from_model.goals import write_goals
 from mjfleet.tools.from_model.missing_parts import add_missing_parts
 from mjfleet.tools.from_model.refusals import in_a_sentence
@@ -43,6 +44,7 @@ def write_task(
     """
     import jinja2
 
+    stop_timers()
     with tempfile.TemporaryDirectory() as made:
         place = Path(made, name)  # Others may read it, unlike `made`.
         place.mkdir()
