@@ -29,6 +29,8 @@ def not_finite(outcome: Outcome, where: str, is_sure: bool = True) -> list[Findi
     """Find numbers that are not finite; of a bad state, the state alone."""
     found: dict[str, Finding] = {}
     for name, values in outcome.items():
+        if values.sum().isfinite():
+            continue  # So are all numbers.
         bad = ~values.isfinite()
         if bad.any():
             share = float(bad.any(dim=2).double().mean())
@@ -51,7 +53,7 @@ def constant_signals(subject: Subject, run: Outcome, states: Outcome) -> Iterato
         key, values = literal_eval(written), run[name][1:]
         # In late states, a command differs even if its range has no width.
         every = torch.cat((values, states[name], *[late[name]] * (method == "observe")))
-        constant = ~differs(every, every[:1, :1]).any(dim=1).any(dim=0)
+        constant = ~differs(torch.stack(every.flatten(0, 1).aminmax(dim=0)), every[0, 0]).any(dim=0)
         if method == "observe":
             if subject.env.get_observations()[key].ndim > 2:
                 constant &= constant.all()  # Parts of an image may stay as they are.

@@ -179,7 +179,10 @@ def columns(chosen: torch.Tensor) -> str:
 
 def differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return where two values differ by more than rounding, as a mask of their shape."""
-    return ~one.double().isclose(other.double(), rtol=1e-5, atol=1e-7, equal_nan=True)
+    one, other = one.double(), other.double()
+    if torch.equal(one, other):  # Mostly, and in a tenth of the time.
+        return torch.zeros_like(one, dtype=torch.bool)
+    return ~one.isclose(other, rtol=1e-5, atol=1e-7, equal_nan=True)
 
 
 def all_equal(values: torch.Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Sees each operation of torch that a task's code starts: waits for the device, lost writes."""
 
 import sys
+from functools import cache
 from traceback import FrameSummary
 from typing import Any
 
@@ -46,10 +47,12 @@ class Watch(TorchDispatchMode):
 
     def _computed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> str | None:
         """Return the field that is written although the engine computes it; None: none is."""
-        target: Any = args[0] if torch.Tag.inplace in func.tags else kwargs.get("out")
-        fields = vars(self._sim) if isinstance(target, torch.Tensor) else {}
+        target: Any = args[0] if torch.Tag.inplace in _tags(func) else kwargs.get("out")
+        if not isinstance(target, torch.Tensor):
+            return None
+        at, fields = address(target), vars(self._sim)
         names = (name for name in (*DERIVED_FIELDS, *ACCELERATION_FIELDS) if name in fields)
-        return next((name for name in names if address(fields[name]) == address(target)), None)
+        return next((name for name in names if address(fields[name]) == at), None)
 
     def note(self, text: str) -> None:
         """Note what is wrong with an operation, if the task has started it, not the simulation."""
@@ -84,4 +87,10 @@ def _waits(func: Any, args: Any) -> bool:
         return args[0].ndim > 0  # torch.tensor of more than a number.
     if func is aten.one_hot.default:
         return max(args[1:], default=-1) < 0  # Without a number of classes.
-    return func in READING or not TAGS.isdisjoint(func.tags)
+    return func in READING or not TAGS.isdisjoint(_tags(func))
+
+
+@cache
+def _tags(func: Any) -> frozenset[torch.Tag]:
+    """Return what torch says of an operation, which it looks up each time."""
+    return frozenset(func.tags)
