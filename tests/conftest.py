@@ -42,8 +42,9 @@ MODULES = {
     "train": "mjfleet.cli.train",
     "mjfleet": "mjfleet.cli.dispatcher",
     "play": "mjfleet.tools.play.command",
+    "python": "script",
 }
-"""The module behind each command."""
+"""The module behind each command; "python" runs a file, with this process's imports behind it."""
 LATE = (
     "TMPDIR", "TORCHRUNX_LOG_DIR", "MJFLEET_TASKS", "WANDB_MODE", "RANK", "COLUMNS", "DISPLAY",
     "WAYLAND_DISPLAY", "XDG_CACHE_HOME", "SLURM_RESTART_COUNT",

@@ -2,9 +2,9 @@
 
 Imports take most of the time of a short run. Each request is a line of JSON. A command is answered
 by the id of the process that was forked for it, `wait` for a process by its exit code, `speed` by
-the seconds that the imports took. A host agent that such a command starts on this machine, or a run
-of a group, is a fork of the command, which has imported what it needs; one that another test starts
-is a new Python.
+the seconds that the imports took. A host agent that such a command starts on this machine, a run of
+a group, or a command of the Python API is a fork of the command, which has imported what it needs;
+one that another test starts is a new Python.
 """
 
 import atexit
@@ -40,7 +40,11 @@ MODULES = (
 """What most requests import."""
 LIGHT = ("mjfleet.cli.dispatcher", "mjfleet.cli.train")
 """What every command imports."""
-RUN_OF_GROUP = child_process.python_module("mjfleet.cli.train")
+FORKED = {
+    "mjfleet.groups.run_queue": child_process.python_module("mjfleet.cli.train"),
+    "mjfleet.api.command_process": child_process.python_module("mjfleet.api.command_process"),
+}
+"""What begins the commands that a module starts and that are forks."""
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY
 
 
@@ -101,13 +105,14 @@ def start_program(
 ) -> Any:
     """Take the place of subprocess.Popen, as ChildProcess calls it: fork where one of ours begins.
 
-    These are a host agent, and a run of a group. Returns what ChildProcess knows of a Popen.
+    These are a host agent, a run of a group and a command of the Python API. Returns what
+    ChildProcess knows of a Popen.
     """
     streams = stdin, stdout, stderr
     host_starter = sys.modules.get("mjfleet.launch.hosts.host_starter")
     if host_starter and command[-1] == host_starter.HOST_AGENT:
         module, arguments = "mjfleet.launch.hosts.host_agent", []
-    elif "mjfleet.groups.run_queue" in sys.modules and [*command[:4]] == RUN_OF_GROUP:
+    elif any(here in sys.modules and [*command[:4]] == own for here, own in FORKED.items()):
         module, arguments = command[3], [*command[4:]]
     else:
         names = zip(("stdin", "stdout", "stderr"), streams, strict=True)
@@ -148,6 +153,8 @@ def begin(
     signal.set_wakeup_fd(-1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number, stream in enumerate(streams):
+        if stream is None:
+            continue
         given = nothing if stream == subprocess.DEVNULL else stream
         os.dup2(given if isinstance(given, int) else given.fileno(), number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))

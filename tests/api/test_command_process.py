@@ -1,8 +1,6 @@
 """Commands in processes of their own: which signals end them when."""
 
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from mjfleet.runs.run_json import read_record
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import SAME_SIGNAL_SECONDS
 
-from ..conftest import PATIENCE
+from ..conftest import PATIENCE, Start
 from ..launch.workers import write_noisy
 
 PARENT = """
@@ -22,12 +20,13 @@ CommandProcess(command, is_shown=True).wait()
 """
 
 
-def test_a_signal_to_a_script_and_its_run_is_one_signal(tmp_path: Path) -> None:
+def test_a_signal_to_a_script_and_its_run_is_one_signal(start: Start, tmp_path: Path) -> None:
     """The run receives it, and another one when the script has ended."""
     write_noisy(tmp_path, step="while not os.path.exists('go'): __import__('time').sleep(0.01)")
     shown = tmp_path / "shown"
-    with shown.open("wb") as output:
-        script = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, stdout=output)
+    shown.touch()
+    (tmp_path / "script.py").write_text(PARENT)
+    script = start("python", "script.py", terminal=str(shown))
 
     def wait_for(text: str) -> None:
         assert wait_until(lambda: text in shown.read_text(), PATIENCE)
@@ -37,7 +36,7 @@ def test_a_signal_to_a_script_and_its_run_is_one_signal(tmp_path: Path) -> None:
     run.send_signal(signal.SIGTERM)
     wait_for("SIGTERM: stopping after this iteration")
     time.sleep(2 * SAME_SIGNAL_SECONDS)
-    script.terminate()
+    script.send_signal(signal.SIGTERM)
     script.wait(PATIENCE)
     time.sleep(5 * SAME_SIGNAL_SECONDS)  # Within this time the run notices that.
     (tmp_path / "go").touch()

@@ -1,12 +1,10 @@
 """Precision and determinism."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from ..conftest import Run, only_run, rows
+from ..conftest import Output, Run, only_run, rows
 
 SETTINGS = """
 import torch
@@ -22,11 +20,11 @@ print(torch.utils.deterministic.fill_uninitialized_memory)
 """
 
 
-def test_precision_and_determinism_are_those_of_the_flags() -> None:
+def test_precision_and_determinism_are_those_of_the_flags(output: Output, tmp_path: Path) -> None:
     """In a process of its own: torch refuses to go back."""
-    command = [sys.executable, "-c", SETTINGS]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert result.stdout.split() == ["tf32", "high", "False", "ieee", "highest", "True", "False"]
+    (tmp_path / "settings.py").write_text(SETTINGS)
+    shown = output("python", "settings.py")
+    assert shown.split() == ["tf32", "high", "False", "ieee", "highest", "True", "False"]
 
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("warp", marks=pytest.mark.slow)])
