@@ -8,6 +8,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 from mujoco import mjtBias, mjtGain, mjtJoint
+from mujoco.batch import Batch
 
 from mjfleet.errors import UserError
 from mjfleet.parts.variation import position_actuators
@@ -52,12 +53,12 @@ class Measured:
         both = np.array(widths + [2 * WHEEL_SPEED] * len(self.speeds))
         return np.full(3, float(model.stat.extent)) if self.tool else both
 
-    def read(self, data: mujoco.MjData) -> np.ndarray:
-        """Return the numbers."""
+    def read(self, data: mujoco.MjData | Batch) -> np.ndarray:
+        """Return the numbers, `(numbers,)`, or `(number of simulations, numbers)` of a batch."""
         if self.tool:
-            return data.site(self.tool).xpos.copy()
+            return data.site_xpos[..., data.model.site(self.tool).id, :].copy()
         places = data.model.jnt_qposadr[self.positions], data.model.jnt_dofadr[self.speeds]
-        return np.concatenate((data.qpos[places[0]], data.qvel[places[1]]))
+        return np.concatenate((data.qpos[..., places[0]], data.qvel[..., places[1]]), axis=-1)
 
 
 def write_goals(robot: Robot, path: Path) -> int:
@@ -161,29 +162,24 @@ def _sweep(model: mujoco.MjModel, measured: Measured) -> np.ndarray:
     data, rng = mujoco.MjData(model), np.random.default_rng(0)
     mujoco.mj_resetDataKeyframe(model, data, 0)
     mujoco.mj_forward(model, data)
-    touches, rest = data.ncon, resting_controls(model, data)
-    has_range = model.actuator_ctrllimited[:, None] > 0
+    rest, has_range = resting_controls(model, data), model.actuator_ctrllimited[:, None] > 0
     low, high = np.where(has_range, model.actuator_ctrlrange, (-1.0, 1.0)).T
     # From an end of its range, a control moves to the other one alone.
     slack = LEAST * (high - low)
     least, most = -1.0 * (rest - low > slack), 1.0 * (high - rest > slack)
-    rows, moving = list[np.ndarray](), list[np.ndarray]()
+    shares = np.array([rng.uniform() * rng.uniform(least, most) for _ in range(TRIES)])
+    tries = Batch(model, TRIES, nthread=1, persistent=True)
+    tries.reset(keyframe=0, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
+    tries.ctrl[:] = rest + shares * np.where(shares > 0, high - rest, rest - low)
     near, steps = REST * measured.ranges(model), round(CHUNK / model.opt.timestep)
-    for _ in range(TRIES):
-        mujoco.mj_resetDataKeyframe(model, data, 0)
-        share = rng.uniform() * rng.uniform(least, most)
-        data.ctrl[:] = rest + share * np.where(share > 0, high - rest, rest - low)
-        before = now = measured.read(data)
-        for chunk in range(CHUNKS):
-            mujoco.mj_step(model, data, steps)
-            now = measured.read(data)
-            if chunk > 1 and (np.abs(now - before) < near).all():
-                break
-            before = now
-        else:
-            moving.append(now)
-            continue
-        if not (measured.tool and data.ncon > touches):
-            rows.append(now)
-    kept = rows if len(rows) >= FEW else rows + moving
-    return np.array(kept).reshape(len(kept), len(near))
+    contacts, now, moving = tries.ncon, measured.read(tries), np.arange(TRIES)
+    for chunk in range(CHUNKS):
+        before = now
+        tries.step(moving, nstep=steps)
+        now = measured.read(tries)
+        if chunk > 1:
+            moving = moving[~np.all(np.abs(now - before)[moving] < near, axis=1)]
+    is_kept = (contacts <= data.ncon) | (not measured.tool)
+    is_kept[moving] = False
+    rows = now[is_kept]
+    return rows if len(rows) >= FEW else np.concatenate((rows, now[moving]))

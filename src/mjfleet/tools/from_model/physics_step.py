@@ -4,6 +4,7 @@ from copy import copy
 
 import mujoco
 import numpy as np
+from mujoco.batch import Batch
 
 from mjfleet.parts.variation import position_actuators
 from mjfleet.tools.from_model.robot import Robot
@@ -17,7 +18,7 @@ ROLLOUTS, SECONDS, HOLD = 20, 2.0, 0.02
 how long a control is held, s."""
 LARGEST_SPEED = 1000.0
 """Speed beyond which a simulation diverges, m/s or rad/s."""
-BAD = [getattr(mujoco.mjtWarning, f"mjWARN_BAD{kind}") for kind in ("QPOS", "QVEL", "QACC")]
+BAD = [int(getattr(mujoco.mjtWarning, f"mjWARN_BAD{kind}")) for kind in ("QPOS", "QVEL", "QACC")]
 """Warnings with which MuJoCo resets a state that is not finite."""
 
 
@@ -55,13 +56,12 @@ def is_stable(model: mujoco.MjModel, step: float) -> bool:
     has_range = model.actuator_ctrllimited[:, None] > 0
     around_home = model.key_ctrl[0][:, None] + (-1.0, 1.0)
     low, high = np.where(has_range, model.actuator_ctrlrange, around_home).T
-    for _ in range(ROLLOUTS):
-        data = mujoco.MjData(model)
-        mujoco.mj_resetDataKeyframe(model, data, 0)
-        for _ in range(round(SECONDS / HOLD)):
-            data.ctrl[:] = rng.uniform(low, high)
-            mujoco.mj_step(model, data, round(HOLD / step))
-            is_bad = any(data.warning[kind].number for kind in BAD)
-            if is_bad or np.abs(data.qvel).max() > LARGEST_SPEED:
-                return False
+    batch, holds = Batch(model, ROLLOUTS, 1, persistent=True), round(SECONDS / HOLD)
+    batch.reset(keyframe=0, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
+    controls = rng.uniform(low, high, (ROLLOUTS, holds, model.nu))
+    for hold in range(holds):
+        batch.ctrl[:] = controls[:, hold]
+        batch.step(nstep=round(HOLD / step))
+        if batch.warning[:, BAD, 1].any() or np.abs(batch.qvel).max() > LARGEST_SPEED:
+            return False
     return True
