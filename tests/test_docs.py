@@ -5,10 +5,13 @@ import json
 import re
 import shlex
 import shutil
+import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from runpy import run_path
 
 import pytest
 
@@ -21,8 +24,8 @@ from mjfleet.loggers.console_logger import ConsoleLogger
 from mjfleet.registry import FoundTask, discover, find_task
 from mjfleet.tools.check_task.examine import examine, on_native
 
-from .bench.tiny import run_script
-from .conftest import REPOSITORY, Output, changed, only_run, write_task
+from .bench.tiny import BENCHMARKS
+from .conftest import REPOSITORY, Output, changed, only_run, run_here, write_task
 from .loggers.test_console_logger import make_row
 from .tools.own_robots import CART
 from .tools.test_play import column
@@ -256,22 +259,29 @@ def follow_guide(folder: Path, type_in: Callable[[str], None]) -> None:
                 env.write(f"\n{text}")
 
 
-def test_every_flag_in_the_documentation_exists(output: Output, tmp_path: Path) -> None:
+def test_every_flag_in_the_documentation_exists(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flags(*words: str) -> set[str]:
+        """Return the flags that a command's help shows."""
+        with suppress(SystemExit):
+            run_here(*words)
+        return set(FLAG.findall(capsys.readouterr().out))
+
     options = {"rnd_cfg": {}, "symmetry_cfg": {"data_augmentation_func": "env:mirror"}}
     network = {"cnn_cfg": {"output_channels": [8]}}
     agent = dict.fromkeys(("actor", "critic", "teacher"), network) | {"algorithm": options}
-    (tmp_path / "all.yaml").write_text(json.dumps({"agent": agent}))
-    shown = output("train", "cartpole-balance", "--config", "all.yaml", "--help-all")
+    (here / "all.yaml").write_text(json.dumps({"agent": agent}))
+    known = OTHERS | flags("train", "cartpole-balance", "--config", "all.yaml", "--help-all")
     for task in ("go1-velocity-rough", "g1-tracking", "hopper-v5", "humanoid-run", "reacher-hard"):
-        shown += output("train", task, "--help-all")
-    shown += output("train", "reacher-easy", "--agent.algorithm.name", "sac", "--help-all")
-    known = set(FLAG.findall(shown)) | OTHERS
+        known |= flags("train", task, "--help-all")
+    known |= flags("train", "reacher-easy", "--agent.algorithm.name", "sac", "--help-all")
     known |= set(re.findall(r"--env[.][a-z]+", GUIDE)) & {
         "--env.payload",
         "--env.spread",
     }  # Fields.
     known |= {"--agent.algorithm.target-kl", "--agent.algorithm.tau"}  # networks.md declares them.
-    known |= set(FLAG.findall(output("play", "cartpole-balance", "--help")))
+    known |= flags("play", "cartpole-balance", "--help")
     parts = [
         "clip show",
         "clip convert",
@@ -284,9 +294,13 @@ def test_every_flag_in_the_documentation_exists(output: Output, tmp_path: Path) 
         "sweep",
     ]
     for what in (*parts, "new-task", "report", "runs", "export", "inspect", "bench"):
-        known |= set(FLAG.findall(output("mjfleet", *what.split(), "--help")))
+        known |= flags(*what.split(), "--help")
+    monkeypatch.syspath_prepend(BENCHMARKS)
     for script in ("peer.py", "learning.py", "reference.py", "gpu.py"):
-        known |= set(FLAG.findall(run_script(tmp_path, script, "--help").stdout))
+        monkeypatch.setattr(sys, "argv", [script, "--help"])
+        with pytest.raises(SystemExit):
+            run_path(str(BENCHMARKS / script), run_name="__main__")
+        known |= set(FLAG.findall(capsys.readouterr().out))
     assert len(PAGES) > 10
     for page in PAGES:
         text = page.read_text()

@@ -12,7 +12,7 @@ import pytest
 from mjfleet.cli.run_command import run_command
 from mjfleet.errors import Stopped, WorkerError
 
-from ..conftest import TESTS, Refusal
+from ..conftest import TESTS, Refusal, Run
 
 RUN_DIR = str(TESTS / "data/cartpole-balance-9159368")
 LONG = "x" * 300
@@ -128,6 +128,13 @@ def test_a_file_to_write_needs_its_suffix_and_an_existing_folder(
     assert "missing: No such" in refusal(*words, flag, f"missing/file{suffix}")
 
 
+NO_ROOM = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+sys.dont_write_bytecode = True  # What fits of a module's would be kept.
+"""
+
+
 @pytest.mark.parametrize(
     ("words", "file"),
     [
@@ -136,12 +143,9 @@ def test_a_file_to_write_needs_its_suffix_and_an_existing_folder(
     ],
 )
 def test_a_file_for_which_there_is_no_room_is_one_message(
-    tmp_path: Path, words: str, file: str
+    tmp_path: Path, run: Run, words: str, file: str
 ) -> None:
-    # -B: what fits of a module's bytecode would be kept.
-    full = ["sh", "-c", 'ulimit -f 1; exec "$@"', "sh", sys.executable, "-B", "-m"]
-    command = [*full, "mjfleet.cli.dispatcher", *words.split()]
-    done = subprocess.run(command, check=False, capture_output=True, cwd=tmp_path, text=True)
+    done = run("mjfleet", *words.split(), late=NO_ROOM)
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == f"error: {file}: File too large."
     assert "Traceback" not in done.stderr

@@ -62,7 +62,7 @@ sys.meta_path.insert(0, Finder())
 
 
 def test_a_signal_that_an_import_swallows_ends_the_viewer(run: Run) -> None:
-    done = run("play", "cartpole-balance", *TINY, *RANDOM, prelude=LOSE_A_SIGNAL)
+    done = run("play", "cartpole-balance", *TINY, *RANDOM, late=LOSE_A_SIGNAL)
     assert done.returncode == 130, done.stdout + done.stderr
 
 
