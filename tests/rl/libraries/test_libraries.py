@@ -28,7 +28,6 @@ from ..test_ranks import weights
 ALIKE = {"schedule": "fixed", "num_mini_batches": 1, "use_clipped_value_loss": False}
 """Where all compute the same: skrl clips values in another way, and each has its minibatches."""
 PARTS = "actor", "critic", "optimizer"
-RUNS = "whole", "parts"
 CASES: dict[str, dict[str, Any]] = {
     "normalised": {"normalised": True},
     "logarithm of the deviation": {"distribution": {"std_type": "log", "init_std": 0.5}},
@@ -158,16 +157,33 @@ def test_a_run_with_another_library_is_a_run_like_any(
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
 
+MODEL = "run/checkpoints/model_4.pt"
+TWICE = f"""
+import sys
+from pathlib import Path
+import jax
+from mjfleet.cli.train import train
+jax.config.update("jax_disable_most_optimizations", True)
+assert train(sys.argv[1:]) == 0
+# As of a run that was killed before it saved these.
+Path("run/checkpoints/final_model.pt").unlink()
+Path("{MODEL}").rename("whole.pt")
+assert train(sys.argv[1:]) == 0
+"""
+"""Trains in one process, so that JAX compiles once."""
+
+
 def test_skrl_on_jax_is_resumed_bit_for_bit(output: Output, tmp_path: Path) -> None:
     """JAX draws minibatches by numpy's generator, which checkpoints hold."""
     flags = (
         "--agent.library", "skrl-jax", "--env.num-envs", "8", "--cpu-workers", "1",
         "--agent.num-steps-per-env", "4", "--agent.save-interval", "2", "--agent.logger", "none",
+        "--agent.max-iterations", "4", "--run-dir", "run",
     )  # fmt: skip
-    for run_dir, iterations in (("whole", 4), ("parts", 2), ("parts", 4)):
-        count = ("--agent.max-iterations", str(iterations))
-        output("train", "cartpole-balance", *flags, *count, "--run-dir", run_dir)
-    whole, parts = (read_checkpoint(tmp_path / name / "checkpoints/model_4.pt") for name in RUNS)
+    (tmp_path / "twice.py").write_text(TWICE)
+    shown = output("python", "twice.py", "cartpole-balance", *flags)
+    assert "continuing from run/checkpoints/model_2.pt" in shown
+    whole, parts = (read_checkpoint(tmp_path / name) for name in ("whole.pt", MODEL))
     for part in PARTS:
         name = f"{part}_state_dict"
         torch.testing.assert_close(whole[name], parts[name], rtol=0, atol=0)
