@@ -1,8 +1,9 @@
 """Several ranks that learn together: two real processes, connected by gloo."""
 
 import copy
-import multiprocessing
 import os
+import pickle
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -35,7 +36,7 @@ from mjfleet.rl.runner import Runner
 from mjfleet.runs.checkpoints import BEST
 from mjfleet.sim.deferred import read
 
-from ..conftest import PATIENCE, REPOSITORY
+from ..conftest import PATIENCE, REPOSITORY, WarmCommand
 from ..env.test_env import BUNDLED, CartpoleEnv, build_cartpole, build_env, build_task
 from ..helpers.cuda_graph_stub import CudaGraphStub, refuse
 
@@ -149,36 +150,44 @@ def enter(rank: int, folder: str, wanted: Sequence[Part]) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory, warm: "subprocess.Popen[str]") -> Found:
     """What the functions of PARTS returned."""
-    return run_ranks(tmp_path_factory.mktemp("ranks"), PARTS)
+    return run_ranks(warm, tmp_path_factory.mktemp("ranks"), PARTS)
 
 
 @pytest.fixture(scope="module")
-def of_libraries(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def of_libraries(tmp_path_factory: pytest.TempPathFactory, warm: "subprocess.Popen[str]") -> Found:
     """What the functions of OF_LIBRARIES returned; their imports take long."""
-    return run_ranks(tmp_path_factory.mktemp("libraries"), OF_LIBRARIES)
+    return run_ranks(warm, tmp_path_factory.mktemp("libraries"), OF_LIBRARIES)
 
 
-def run_ranks(folder: Path, parts: Sequence[Part]) -> Found:
+ENTER = f"""
+import multiprocessing, pickle, sys
+from pathlib import Path
+sys.path.insert(0, {str(REPOSITORY)!r})
+enter, *arguments = pickle.loads(Path("call").read_bytes())
+context = multiprocessing.get_context("fork")
+ranks = [context.Process(target=enter, args=(rank, *arguments)) for rank in range({WORLD_SIZE})]
+for rank in ranks:
+    rank.start()
+for rank in ranks:
+    rank.join()
+sys.exit(any(rank.exitcode for rank in ranks))
+"""
+"""Imports what the ranks need, and forks them."""
+
+
+def run_ranks(warm: "subprocess.Popen[str]", folder: Path, parts: Sequence[Part]) -> Found:
     """Call the functions one after the other, on two ranks at once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(REPOSITORY))
-        # Of the server, from which ranks are forked.
-        patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)
-        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # What is compiled here runs once.
-        processes = [
-            context.Process(target=enter, args=(rank, str(folder), parts))
-            for rank in range(WORLD_SIZE)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-    assert [process.exitcode for process in processes] == [0] * WORLD_SIZE
+    (folder / "enter.py").write_text(ENTER)
+    (folder / "call").write_bytes(pickle.dumps((enter, str(folder), parts)))
+    environ = os.environ | {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # What is compiled here runs once.
+    }
+    command = WarmCommand(warm, folder, "python", "enter.py", environ=environ)
+    texts = command.communicate()
+    assert command.returncode == 0, texts
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD_SIZE)]
 
 

@@ -12,7 +12,7 @@ import pytest
 from mjfleet.worker.torch_process_group import process_group
 from mjfleet.worker.worker_args import WorkerArgs
 
-from ..conftest import PATIENCE
+from ..conftest import PATIENCE, REPOSITORY, Output
 
 
 def join(args: WorkerArgs, rank: int, listener: socket.socket) -> float:
@@ -22,22 +22,29 @@ def join(args: WorkerArgs, rank: int, listener: socket.socket) -> float:
         return collectives.total([rank + 1])[0]
 
 
-@pytest.mark.parametrize("several_hosts", [False, True])
-def test_workers_meet_though_one_is_faster_than_rank_0(tmp_path: Path, several_hosts: bool) -> None:
-    """The port is bound before any worker starts; what has tried it before does not matter."""
+def meet(several_hosts: bool) -> None:
+    """Let rank 1 come first."""
     listener = socket.create_server(("127.0.0.1", 0))
     address, port = listener.getsockname()
     socket.create_connection((address, port)).close()
     args = WorkerArgs(
         task="", task_folder="", config={}, devices=("cpu", "cpu"), engine="native", threads=1,
         run_dir="", backend="gloo",
-        meeting=(address, port) if several_hosts else None, scratch=str(tmp_path),
+        meeting=(address, port) if several_hosts else None, scratch=str(Path.cwd()),
     )  # fmt: skip
-    # A fork of this process, which has threads, could wait for a lock that one of them held.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
-    with ProcessPoolExecutor(2, context) as pool:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
         faster = pool.submit(join, args, 1, listener)
         while several_hosts and not select.select([listener], [], [], 1.0)[0]:
             pass
         assert pool.submit(join, args, 0, listener).result() == faster.result() == 3.0
+
+
+@pytest.mark.parametrize("several_hosts", [False, True])
+def test_workers_meet_though_one_is_faster_than_rank_0(
+    tmp_path: Path, output: Output, several_hosts: bool
+) -> None:
+    """The port is bound before any worker starts; what has tried it before does not matter."""
+    # A fork of this process, which has threads, could wait for a lock that one of them held.
+    code = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from {__name__} import meet"
+    (tmp_path / "meet.py").write_text(f"{code}; meet({several_hosts})")
+    output("python", "meet.py")

@@ -1,6 +1,7 @@
 """Two workers of n environments learn what one of 2n learns, by SAC."""
 
 import math
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,8 +134,11 @@ def resume_without_a_file(ranks: Ranks, folder: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(
+    tmp_path_factory: pytest.TempPathFactory, warm: "subprocess.Popen[str]"
+) -> list[dict[str, Any]]:
     return run_ranks(
+        warm,
         tmp_path_factory.mktemp("sac"),
         [learn_together, see_together, resume_together, resume_without_a_file],
     )
