@@ -27,7 +27,7 @@ from mjfleet.tools.check_task.examine import examine, on_native
 from .bench.tiny import BENCHMARKS
 from .conftest import REPOSITORY, Output, changed, only_run, run_here, write_task
 from .loggers.test_console_logger import make_row
-from .tools.own_robots import CART
+from .tools.test_new_task_from import SPHERES
 from .tools.test_play import column
 
 README = (REPOSITORY / "README.md").read_text()
@@ -91,7 +91,7 @@ def test_every_command_of_the_guide_runs_in_order(output: Output, tmp_path: Path
 
 @pytest.mark.usefixtures("here")
 def test_the_command_for_a_robot_of_ones_own_makes_a_task() -> None:
-    Path("robot.urdf").write_text(CART)
+    Path("robot.urdf").write_text(SPHERES)
     (command,) = (text for _, text in BLOCK.findall(GUIDE) if "--from robot.urdf" in text)
     assert run_command(mjfleet, shlex.split(command)[1:]) == 0
     assert "my-robot" in discover({}).tasks

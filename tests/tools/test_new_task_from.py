@@ -1,9 +1,14 @@
 """`mjfleet new-task --from`: a task from a robot's own file; what it refuses leaves nothing."""
 
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from contextlib import chdir, redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import mujoco
@@ -50,9 +55,21 @@ def make(name: str, file: Path | str) -> Path:
     return Path("tasks", name)
 
 
+@cache
+def made_once(name: str) -> tuple[Path, str]:
+    """Make a task of one of own_robots.py, then move its source away; return the folder that has
+    both, and what was printed."""
+    folder = Path(tempfile.mkdtemp())
+    with chdir(folder), redirect_stdout(StringIO()) as printed:
+        make(name, write_robots(Path("sources"))[name])
+        Path("sources").rename("moved")
+    return folder, printed.getvalue()
+
+
 def make_own(name: str) -> Path:
-    """Make a task of one of own_robots.py."""
-    return make(name, write_robots(Path("sources"))[name])
+    """Copy the task of one of own_robots.py; return the copy."""
+    folder, _ = made_once(name)
+    return Path(shutil.copytree(folder / "tasks" / name, Path("tasks", name)))
 
 
 def make_of(text: str, name: str = "robot", kind: str = "xml") -> Path:
@@ -82,13 +99,10 @@ def mistakes_on_native(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_each_robot_becomes_a_task_of_the_right_kind_without_mistakes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    tmp_path: Path, name: str
 ) -> None:
     kind, actions = KINDS[name]
-    file = write_robots(tmp_path / "sources")[name]
-    before = {path: path.read_bytes() for path in file.parent.rglob("*") if path.is_file()}
-    folder = make(name, file)
-    printed = capsys.readouterr().out
+    (made, printed), folder = made_once(name), make_own(name)
     assert [each for each, text in MARKS.items() if text in (folder / "env.py").read_text()] == [
         kind
     ]
@@ -107,9 +121,12 @@ def test_each_robot_becomes_a_task_of_the_right_kind_without_mistakes(
     assert printed.count("\nadded: ") > 4
     assert f"mjfleet check-task {name}\n" in printed
     # The source is as it was, and is not needed any more.
-    after = {path: path.read_bytes() for path in file.parent.rglob("*") if path.is_file()}
+    write_robots(tmp_path / "sources")
+    before, after = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (tmp_path / "sources", made / "moved")
+    )
     assert after == before
-    file.parent.rename(tmp_path / "elsewhere")
     assert mistakes_on_native(name) == []
 
 
@@ -440,18 +457,21 @@ def test_an_mjcf_with_includes_and_folders_of_meshes_becomes_one_file(
     assert model.nlight == 1
 
 
+SPHERES = urdf_arm().replace('<mesh filename="meshes/link.obj"/>', '<sphere radius="0.04"/>')
+"""An arm without meshes."""
+
+
 def test_comments_and_tags_of_other_programs_may_be_as_mujoco_reads_them() -> None:
     comment = "<!-- ---- from <robot> ---- -->"
     assert model_of(make_of(HAND.replace("<worldbody>", comment + "<worldbody>"), "hand")).nu
-    text = urdf_arm().replace('<mesh filename="meshes/link.obj"/>', '<sphere radius="0.04"/>')
-    text = text.replace("</robot>", f"{comment}<sensor:camera>0</sensor:camera></robot>")
+    text = SPHERES.replace("</robot>", f"{comment}<sensor:camera>0</sensor:camera></robot>")
     assert model_of(make_of(text, kind="urdf")).nu == 4
 
 
 def test_a_urdf_is_read_in_the_encoding_that_it_names() -> None:
-    first = '<?xml version="1.0" encoding="ISO-8859-1"?>'
-    Path("robot.urdf").write_bytes((first + CART.replace("own", "\xe4")).encode("latin-1"))
-    assert model_of(make("cart", "robot.urdf")).nu == 4
+    text = SPHERES.replace("1.0", '1.0" encoding="ISO-8859-1', 1).replace("own", "\xe4")
+    Path("robot.urdf").write_bytes(text.encode("latin-1"))
+    assert model_of(make("arm", "robot.urdf")).nu == 4
 
 
 def test_names_of_any_characters_become_a_task_that_steps(output: Output) -> None:
@@ -514,9 +534,9 @@ def test_a_wall_is_no_ground() -> None:
     assert "has beside the robot, `wall`, needed?" in (folder / "README.md").read_text()
 
 
-def test_what_is_written_is_formatted_and_has_no_lint(tmp_path: Path) -> None:
-    for name, file in write_robots(tmp_path / "sources").items():
-        make(name, file)
+def test_what_is_written_is_formatted_and_has_no_lint() -> None:
+    for name in KINDS:
+        make_own(name)
     ruff, rules = [sys.executable, "-m", "ruff"], ["--isolated", "--line-length", "100"]
     for command in (["check", "--select", "E,F,W,B,UP,PIE"], ["format", "--diff"]):
         done = subprocess.run([*ruff, *command, *rules, "tasks"], check=False, capture_output=True)
