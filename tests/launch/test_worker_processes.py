@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mjfleet.launch import worker_processes
 from mjfleet.launch.worker_processes import WorkerProcesses
 from mjfleet.rl.worker_phases import Phase
 from mjfleet.utils.wait_until import wait_until
@@ -101,9 +102,12 @@ def test_a_killed_worker_is_a_failure_with_its_rank_and_signal(
 
 @pytest.mark.parametrize("is_alone", [False, True])
 def test_a_worker_that_nccl_aborts_is_the_cause_only_if_no_other_fails(
-    args: WorkerArgs, workers: Workers, tmp_path: Path, is_alone: bool
-) -> None:
+    args: WorkerArgs, workers: Workers, tmp_path: Path, is_alone: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     seen = WorkerProcesses(replace(args, backend="nccl"))
+    if is_alone:  # It waits for what does not come.
+        monkeypatch.setattr(worker_processes, "ALONE_SECONDS", 0.1)
     workers[0].send_signal(signal.SIGABRT)
     while not read_failures(tmp_path):
         assert seen.failure() is None
