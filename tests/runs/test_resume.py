@@ -5,9 +5,9 @@ import os
 import random
 import shutil
 import signal
-from functools import partial
+import subprocess
+import sys
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 import torch
@@ -20,7 +20,6 @@ from mjfleet.rl.checkpoints.files import pack
 from mjfleet.runs.find_run import find_run
 from mjfleet.runs.named_run import read_run
 from mjfleet.runs.run_lock import lock_run
-from mjfleet.utils.atomic_write import write_atomically
 
 from ..conftest import SMALL, Run, changed, only_run, rows
 
@@ -125,9 +124,21 @@ def test_a_run_is_known_by_a_part_of_its_name(
                 find_run(typed, typed, root)
 
 
-def write_and_die(data: bytes, file: BinaryIO) -> None:
-    os.write(file.fileno(), data)
-    os.kill(os.getpid(), signal.SIGKILL)
+WRITERS = """
+import os, signal, sys
+from pathlib import Path
+from mjfleet.utils.atomic_write import write_atomically
+data = Path(sys.argv[1]).read_bytes()
+for line in sys.stdin:
+    path, length = line.split()
+    def write_and_die(file):
+        os.write(file.fileno(), data[:int(length)])
+        os.kill(os.getpid(), signal.SIGKILL)
+    if (child := os.fork()) == 0:
+        write_atomically(Path(path), write_and_die)
+    print(os.WTERMSIG(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""A small process, of which forks take less time than of this one."""
 
 
 def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
@@ -135,16 +146,19 @@ def test_a_crash_while_saving_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     good = add_checkpoint(run_dir, 1)
     data = pack({"iter": 2, "weights": torch.randn(50_000)})
+    (tmp_path / "data").write_bytes(data)
     chance = random.Random(1)
-    for crash in range(50):
-        path = run_dir / "checkpoints" / f"model_{chance.choice([1, 2])}.pt"
-        length = chance.randrange(len(data) + 1)
-        child = os.fork()
-        if child == 0:
-            write_atomically(path, partial(write_and_die, data[:length]))
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-        found = read_run(run_dir, "").with_checkpoint()
-        assert (found.checkpoint, found.notes) == (good, ()), f"crash {crash} after {length} bytes"
+    command, pipe = [sys.executable, "-c", WRITERS, str(tmp_path / "data")], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as writers:
+        assert writers.stdin
+        assert writers.stdout
+        for crash in range(50):
+            path = run_dir / "checkpoints" / f"model_{chance.choice([1, 2])}.pt"
+            length = chance.randrange(len(data) + 1)
+            writers.stdin.write(f"{path} {length}\n")
+            assert int(writers.stdout.readline()) == signal.SIGKILL
+            found = read_run(run_dir, "").with_checkpoint()
+            assert (found.checkpoint, found.notes) == (good, ()), f"{crash}: after {length} bytes"
 
 
 @pytest.mark.parametrize(

@@ -215,26 +215,26 @@ def test_a_run_that_was_killed_at_once_begins_again_in_its_place(run: Run, tmp_p
 def test_metrics_that_are_lost_are_counted_and_a_folder_in_their_place_is_refused(
     run: Run, tmp_path: Path
 ) -> None:
-    command = ("train", TASK, *SIX, "--run-dir", "d")
+    command = ("train", TASK, *changed(SIX, "--agent.max-iterations", "5"), "--run-dir", "d")
     assert run(*command).returncode == 0
     metrics = tmp_path / "d/metrics.csv"
     metrics.unlink()
     metrics.mkdir()
     before = everything(tmp_path)
-    refused = run(*changed(command, "--agent.max-iterations", "7"))
+    refused = run(*changed(command, "--agent.max-iterations", "6"))
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "d/metrics.csv is a folder; it must be a file" in refused.stderr
     assert everything(tmp_path) == before
     metrics.rmdir()
-    for length, words in (("7", "metrics.csv lacks the rows of the last 6 iterations"), ("8", "")):
+    for length, words in (("6", "metrics.csv lacks the rows of the last 5 iterations"), ("7", "")):
         more = run(*changed(command, "--agent.max-iterations", length))
         assert more.returncode == 0, more.stderr
         assert words in more.stdout
         assert ("lacks" in more.stdout) == bool(words)
     # A run of its own begins without its parent's rows.
     fork = ("--resume", "d", "--fork", "--run-dir", "e", "--agent.max-iterations")
-    assert run("train", TASK, *fork, "9").returncode == 0
-    again = run("train", TASK, "--run-dir", "e", "--agent.max-iterations", "10")
+    assert run("train", TASK, *fork, "8").returncode == 0
+    again = run("train", TASK, "--run-dir", "e", "--agent.max-iterations", "9")
     assert again.returncode == 0, again.stderr
     assert "lacks" not in again.stdout
 
