@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from mjfleet.cli.train import train
 from mjfleet.launch import restart_policy
 from mjfleet.utils import child_process
-from mjfleet.utils.garbage_collection import no_garbage_collection
+from mjfleet.utils.lasting_imports import lasting_imports
 from mjfleet.worker.thread_limits import prepare
 
 MODULES = (
@@ -191,7 +191,9 @@ if __name__ == "__main__":
     begun = time.monotonic()
     for prelude in sys.argv[1:]:
         exec(prelude)
-    with no_garbage_collection():
+    if not sys.argv[1:]:
+        import wandb  # noqa: F401  # What follows leaves it out.
+    with lasting_imports("cuda" if os.path.exists("/dev/nvidiactl") else "cpu"):
         for name in LIGHT if sys.argv[1:] else MODULES:
             importlib.import_module(name)
     seconds = time.monotonic() - begun
