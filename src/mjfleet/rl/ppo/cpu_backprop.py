@@ -1,7 +1,7 @@
 """PPO's loss gradients in closed form, computed by several CPU threads. Runs in a worker.
 
 They exist for networks of linear layers and a Gaussian with one standard deviation per action, and
-need neither autograd nor new large tensors. Before the layers, autograd has convolutions of images.
+need no autograd. Before the layers, autograd has convolutions of images.
 Notation: z = (action - mean) / std, so that log p = -|z|^2 / 2 - sum(log std) + constant. Its
 derivatives are z / std by the mean and (z^2 - 1) / std by the standard deviation.
 """
@@ -9,7 +9,7 @@ derivatives are z / std by the mean and (z^2 - 1) / std by the standard deviatio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from rsl_rl.models import CNNModel, MLPModel
 from rsl_rl.modules.distribution import GaussianDistribution
 from torch import nn
 
+from mjfleet.rl.device.cpu_products import linear
 from mjfleet.rl.minibatches import Minibatch
 from mjfleet.rl.networks import image_groups
 
@@ -88,13 +89,10 @@ def _is_plain(layers: Sequence[Any]) -> bool:
 
 
 class CpuNetwork:
-    """A network's layers with room for the outputs of up to `num_rows` samples.
-
-    Outputs and gradients are written into tensors that are allocated once.
-    """
+    """A network's layers, for blocks of `num_rows` samples."""
 
     def __init__(self, mlp: Any, gradients: Mapping[Any, torch.Tensor] | None = None) -> None:
-        """Allocate the outputs; the parameters stay those of `mlp`, rsl_rl's MLP.
+        """Take the parameters of `mlp`, rsl_rl's MLP.
 
         `gradients`: where `add_gradients` adds, by parameter.
         """
@@ -104,22 +102,17 @@ class CpuNetwork:
         self._layers = [(x.weight.detach(), x.bias.detach()) for x in linears]
         self._gradients = [(gradients[x.weight], gradients[x.bias]) for x in linears if gradients]
         self._activate, self._activate_backward = ACTIVATIONS[type(mlp[1])]
-        like = self._layers[0][0]
-        room = [like.new_empty(2, self.num_rows, layer.out_features) for layer in linears]
-        self._views = cache(lambda num_rows: [part[:, :num_rows].unbind() for part in room])
-        """Returns room for each layer's outputs, and for gradients by what it activates."""
+        self._inputs: list[torch.Tensor] = []
+        """Those of each layer in the last call of `forward`."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the outputs `(rows, size)` of inputs `(rows, size)`; the next call replaces them.
-
-        At most `num_rows` rows.
-        """
-        last = len(self._layers) - 1
-        views = self._views(len(rows))
-        for i, ((weight, bias), (outputs, _)) in enumerate(zip(self._layers, views, strict=True)):
-            rows = torch.addmm(bias, rows, weight.t(), out=outputs)
-            if i < last:
+        """Return the outputs `(rows, size)` of inputs `(rows, size)`."""
+        self._inputs = []
+        for weight, bias in self._layers:
+            if self._inputs:
                 self._activate(rows)
+            self._inputs.append(rows)
+            rows = linear(rows, weight, bias)
         return rows
 
     def predict(self, rows: torch.Tensor, outputs: torch.Tensor) -> None:
@@ -128,29 +121,26 @@ class CpuNetwork:
         for part, out in zip(rows.split(size), outputs.split(size), strict=True):
             out.copy_(self.forward(part))
 
-    def add_gradients(
-        self, rows: torch.Tensor, by_output: torch.Tensor, replaces: bool = False
-    ) -> None:
+    def add_gradients(self, by_output: torch.Tensor, replaces: bool = False) -> None:
         """Add the parameters' gradients, given the loss's by the outputs `(rows, size)`.
 
-        `rows` are what `forward` was last called with; it `replaces` them by their own gradients.
+        They are those of the last call of `forward`, whose rows may be replaced by their own.
         """
-        gradient, views = by_output, self._views(len(rows))
+        gradient = by_output
         for i in reversed(range(len(self._layers))):
-            inputs, by_input = views[i - 1] if i else (rows, rows)
-            by_weight, by_bias = self._gradients[i]
+            inputs, (by_weight, by_bias) = self._inputs[i], self._gradients[i]
             if inputs.shape[1] < gradient.shape[1]:
                 # A product with fewer columns than rows can take five times as long on a CPU.
-                by_weight += torch.mm(inputs.t(), gradient).t()
+                by_weight += linear(inputs.t(), gradient.t()).t()
             else:
-                by_weight.addmm_(gradient.t(), inputs)
+                by_weight += linear(gradient.t(), inputs.t())
             by_bias += gradient.sum(dim=0)
+            if i or replaces:
+                gradient = linear(gradient, self._layers[i][0].t())
             if i:
-                torch.mm(gradient, self._layers[i][0], out=by_input)
-                self._activate_backward(by_input, inputs)
-                gradient = by_input
+                self._activate_backward(gradient, inputs)
             elif replaces:
-                torch.mm(gradient, self._layers[0][0], out=rows)
+                inputs.copy_(gradient)
 
 
 class _Pair(NamedTuple):
@@ -266,7 +256,7 @@ class CpuBackprop:
                 errors = torch.where(is_worse, clipped, errors)
             pair.losses[0].add_(errors.square().sum(), alpha=1.0 / samples)
             by_value = by_value * (2.0 * numbers.value_loss_coef / samples)
-            pair.critic.add_gradients(block.critic_inputs, by_value, self._encodes[1])
+            pair.critic.add_gradients(by_value, self._encodes[1])
 
     def _add_policy_gradients(self, pair: _Pair, part: Minibatch, samples: int) -> None:
         """Add surrogate loss, entropy and KL divergence of a part of a minibatch."""
@@ -292,7 +282,7 @@ class CpuBackprop:
             pair.flat[-1].add_(kl.mul_(len(block.actions) / samples))
             by_std += (by_log_prob @ squares - by_log_prob.sum()) / std
             by_mean = z.mul_(by_log_prob.unsqueeze(1)).div_(std)
-            pair.actor.add_gradients(block.actor_inputs, by_mean, self._encodes[0])
+            pair.actor.add_gradients(by_mean, self._encodes[0])
         share = len(part.actions) / samples
         pair.losses[2].add_(log_volume + 0.5 * len(std), alpha=share)
         by_std -= self._numbers.entropy_coef * share / std
