@@ -14,7 +14,7 @@ import pytest
 import mjfleet
 from mjfleet.utils.hardware_names import cpu_name
 
-from ..conftest import HEAVY, POISON, REPOSITORY, TESTS, Output, Run
+from ..conftest import HEAVY, POISON, REPOSITORY, SMALL, TESTS, Output, Run, copy_task
 
 TASK = "cartpole-balance"
 
@@ -294,3 +294,16 @@ atexit.register(os.kill, os.getpid(), signal.SIGINT)"""
     result = run("train", "--version", prelude=late)
     assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
     assert result.stdout.startswith("mjfleet ")
+
+
+def test_what_is_to_be_called_and_printed_at_exit_is_before_a_command_ends(
+    run: Run, tmp_path: Path
+) -> None:
+    env = copy_task(tmp_path / "tasks", "leaving") / "env.py"
+    text = env.read_text().replace("import math", "import atexit\nimport ctypes\nimport math", 1)
+    by_c = "atexit.register(ctypes.CDLL(None).printf, b'a line of a library')"
+    env.write_text(f"{text}\n\n{by_c}\natexit.register(print, 'the last line', end=' ')\n")
+    flags = (*SMALL, "--gpu-ids", "None", "--agent.max-iterations", "1")
+    done = run("train", "leaving-balance", *flags, prelude="import signal", PYTHONUNBUFFERED="")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\nthe last line a line of a library")

@@ -1,6 +1,5 @@
 """Imports what a process needs to its end. In the processes of commands alone."""
 
-import atexit
 import gc
 import os
 import sys
@@ -53,4 +52,3 @@ def lasting_imports(device: str) -> Iterator[None]:
             gc.freeze()
     finally:
         sys.meta_path.remove(missing)
-    atexit.register(gc.unfreeze)  # Libraries complain of objects that are still there.
