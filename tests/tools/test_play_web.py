@@ -15,6 +15,9 @@ from .test_play_viewers import ClosedError
 
 MIDDLE = "e => (box => [box.x + box.width / 2, box.y + box.height / 2])(e.getBoundingClientRect())"
 
+SMALL = "--window-size=700,1000"
+"""A window with few pixels: without a GPU, they take all processors while the page is open."""
+
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_what_somebody_moves_on_the_page_moves_the_robots(
@@ -31,7 +34,7 @@ def test_what_somebody_moves_on_the_page_moves_the_robots(
         port = taken.getsockname()[1]
 
     def look() -> None:
-        with browse(f"http://localhost:{port}/?token=ours", tmp_path) as page:
+        with browse(f"http://localhost:{port}/?token=ours", tmp_path, SMALL) as page:
             by_hand = ("By hand", "[type=checkbox]")
             until(lambda: page.value('document.body?.innerText.includes("By hand")'))
             assert not page.of(*by_hand, "control.checked")
