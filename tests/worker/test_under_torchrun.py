@@ -9,6 +9,7 @@ import pytest
 from torch.distributed import HashStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from mjfleet.errors import UserError, WorkerError
+from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.rank_environment import Rank
 from mjfleet.worker.under_torchrun import decided_by_rank_0, meet, meeting_store
 
@@ -35,6 +36,17 @@ def test_workers_meet_where_earlier_ones_have_met() -> None:
     store = HashStore()
     for text, workers in (("one", 2), ("another", 3), ("", 2), ("alone", 1)):
         assert all_decide(store, lambda text=text: text, workers) == [text] * workers
+
+
+def test_rank_0_which_keeps_the_store_goes_on_once_the_others_have_read() -> None:
+    store, ranks = HashStore(), [Rank(rank=rank, world_size=2) for rank in (0, 1)]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(decided_by_rank_0, store, ranks[0], lambda: "text", LIMIT)
+        part, text = meet(store, ranks[1], LIMIT)
+        assert "text" in text
+        assert not wait_until(first.done, 0.2)
+        part.set("read1", "")
+        assert first.result() == "text"
 
 
 def test_what_workers_write_is_there_for_those_they_meet_alone() -> None:

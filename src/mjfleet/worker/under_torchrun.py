@@ -16,7 +16,7 @@ from mjfleet.worker.rank_environment import Rank
 if TYPE_CHECKING:
     from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
-READ_TIMEOUT = timedelta(seconds=10)  # For the others to read why rank 0 ends.
+READ_SECONDS = 10.0  # For the others to read what rank 0 has decided, or why it ends.
 FIRST = "mjfleet/first"  # The store's key for the name of rank 0.
 
 
@@ -98,11 +98,9 @@ def decided_by_rank_0(
     try:
         part, decision = meet(store, rank, timeout, json.dumps([kind, text]))
         part.set(f"read{rank.rank}", "")
-        if problem:  # The store may end with this process.
-            _wait(
-                lambda: part.check([f"read{other}" for other in range(rank.world_size)]),
-                READ_TIMEOUT, "another rank",
-            )  # fmt: skip
+        if rank.rank == 0:  # The store may end with this process, which may find a mistake next.
+            names = [f"read{other}" for other in range(rank.world_size)]
+            wait_until(lambda: part.check(names), READ_SECONDS)
     except TimeoutError as error:
         raise problem or WorkerError(f"rank {rank.rank}: {error}") from None
     if problem:
