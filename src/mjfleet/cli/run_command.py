@@ -70,7 +70,8 @@ def _end_at_once(codes: Sequence[int]) -> None:
     """
     if not gc.get_freeze_count():
         return
-    if not codes or sys.modules["torch"].cuda.is_initialized():
+    torch = sys.modules.get("torch")
+    if not codes or (torch and torch.cuda.is_initialized()):
         gc.unfreeze()  # Libraries complain of objects that are still there.
         return
     for stream in (sys.stdout, sys.stderr):
