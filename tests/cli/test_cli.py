@@ -296,14 +296,24 @@ atexit.register(os.kill, os.getpid(), signal.SIGINT)"""
     assert result.stdout.startswith("mjfleet ")
 
 
-def test_what_is_to_be_called_and_printed_at_exit_is_before_a_command_ends(
+def test_what_a_task_has_left_is_written_and_called_before_a_command_ends(
     run: Run, tmp_path: Path
 ) -> None:
     env = copy_task(tmp_path / "tasks", "leaving") / "env.py"
     text = env.read_text().replace("import math", "import atexit\nimport ctypes\nimport math", 1)
+    left = """
+    def setup(self) -> None:
+        self.notes, self.numbers = open("notes.txt", "w"), open("numbers", "wb")
+        self.notes.write("all of it")
+        self.numbers.write(b"all of them")
+
+    def reset_worlds("""
+    text = text.replace("\n    def reset_worlds(", left, 1)
     by_c = "atexit.register(ctypes.CDLL(None).printf, b'a line of a library')"
     env.write_text(f"{text}\n\n{by_c}\natexit.register(print, 'the last line', end=' ')\n")
     flags = (*SMALL, "--gpu-ids", "None", "--agent.max-iterations", "1")
     done = run("train", "leaving-balance", *flags, prelude="import signal", PYTHONUNBUFFERED="")
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\nthe last line a line of a library")
+    assert (tmp_path / "notes.txt").read_text() == "all of it"
+    assert (tmp_path / "numbers").read_text() == "all of them"

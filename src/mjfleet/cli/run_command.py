@@ -4,6 +4,7 @@ import atexit
 import ctypes
 import errno
 import gc
+import io
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
 LOCAL_RANK_0_SECONDS = 3.0
 """How long the other workers of a host leave its first one to print the error they all have."""
 THREAD_SECONDS = 5.0  # How long a command waits at its end for the threads of a task.
+FILES = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom
 WRONG_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG,
@@ -66,7 +68,7 @@ def _end_at_once(codes: Sequence[int]) -> None:
     """End this process, with its exit code if there is one, after all that is to be called at exit.
 
     To take apart what training has imported, as Python would, takes a third of a short run. Where
-    CUDA is in use, its tools may wait for the ordinary end.
+    CUDA is in use, Python ends in its own way.
     """
     if not gc.get_freeze_count():
         return
@@ -74,10 +76,10 @@ def _end_at_once(codes: Sequence[int]) -> None:
     if not codes or (torch and torch.cuda.is_initialized()):
         gc.unfreeze()  # Libraries complain of objects that are still there.
         return
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    ctypes.CDLL(None).fflush(None)  # What libraries have printed.
-    os._exit(codes[0])
+    open_files = [one for one in gc.get_objects() if type(one) in FILES and not one.closed]
+    for file in (*open_files, sys.stdout, sys.stderr):
+        file.flush()  # A task may have left one open.
+    ctypes.PyDLL(None).exit(codes[0])  # With the GIL: no thread goes on meanwhile.
 
 
 def run_command(command: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
