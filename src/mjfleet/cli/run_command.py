@@ -29,6 +29,7 @@ LOCAL_RANK_0_SECONDS = 3.0
 """How long the other workers of a host leave its first one to print the error they all have."""
 THREAD_SECONDS = 5.0  # How long a command waits at its end for the threads of a task.
 FILES = io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom
+"""Types of files that may hold what is not written yet."""
 WRONG_PATH = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP,
     errno.ENAMETOOLONG,
