@@ -1,8 +1,14 @@
 """What a sweep records of its trials, for `mjfleet report`."""
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 
 import optuna
+import pytest
+from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from mjfleet.registry import discover
@@ -59,3 +65,54 @@ def test_a_trial_whose_metrics_cannot_be_read_has_failed_and_the_sweep_continues
     trials.ended(run)
     (trial,) = read_record(tmp_path)["results"]["trials"]
     assert (trial["status"], trial["cause"]) == ("failed", "it has no value of eval/return")
+
+
+def test_two_machines_that_ask_at_the_same_moment_get_different_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = discover({}).find("cartpole-balance")
+    arguments = SweepArguments(try_=(f"{RATE}=1e-4..1e-2",))
+    machines = [Study(arguments, found, found.defaults()) for _ in range(2)]
+    for study, folder in zip(machines, "ab", strict=True):
+        study.open(f"sqlite:///{tmp_path}/study.db", folder, is_new=True)
+    both, check = Barrier(2), RDBStorage.check_trial_is_updatable
+
+    def check_and_wait(self: RDBStorage, trial_id: int, state: TrialState) -> None:
+        """Check a trial's state, and wait for the other machine to have done so, too."""
+        check(self, trial_id, state)
+        with suppress(BrokenBarrierError):
+            both.wait(1.0)
+
+    monkeypatch.setattr(RDBStorage, "check_trial_is_updatable", check_and_wait)
+    with ThreadPoolExecutor(2) as threads:
+        begun = [*threads.map(Study.begin_trial, machines)]
+    assert sorted(trial.number for trial in begun if trial) == [0, 1]
+    assert [trial.user_attrs["folder"] for trial in machines[0].trials()] in (
+        ["a", "b"],
+        ["b", "a"],
+    )
+
+
+def test_a_trial_that_something_else_has_ended_is_left_and_the_sweep_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = discover({}).find("cartpole-balance")
+    study = Study(SweepArguments(try_=(f"{RATE}=1e-4..1e-2",)), found, found.defaults())
+    study.open(place_in(tmp_path), "here", is_new=True)
+    trials = Trials(study, tmp_path)
+    for is_running in (True, False):
+        run = trials.next_trial()
+        assert run
+        run.run_dir, stopped = tmp_path / run.name, list[bool]()
+        run.run_dir.mkdir()
+        (run.run_dir / "metrics.csv").write_text("iteration,eval/return\n900,5.0\n")
+        monkeypatch.setattr(run, "stop", partial(stopped.append, True))
+        study.record.tell(run.trial.number, 1.0)
+        if is_running:
+            trials.look([run])
+            assert stopped
+        run.status = "finished"
+        trials.ended(run)
+        (line,) = capsys.readouterr().out.splitlines()
+        assert line.startswith(f"{run.name} has been ended elsewhere")
+    assert [trial.value for trial in study.trials()] == [1.0, 1.0]

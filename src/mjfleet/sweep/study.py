@@ -21,7 +21,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
-from sqlalchemy import URL, create_engine, make_url
+from sqlalchemy import URL, create_engine, event, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from mjfleet.config import TrainConfig
@@ -233,7 +233,11 @@ def _open_storage(place: str) -> BaseStorage:
     options = {"pool_pre_ping": True}  # Servers close connections that are idle for hours.
     template = place.replace("{", "{{").replace("}", "}}")
     try:
-        return RDBStorage(template, options)
+        storage = RDBStorage(template, options)
     except SQLAlchemyError:
         time.sleep(1.0)  # Another machine may just be creating the tables of a new database.
-        return RDBStorage(template, options)
+        storage = RDBStorage(template, options)
+    if storage.engine.name == "sqlite":
+        # It locks only what writes: two machines would read that a trial waits, and both take it.
+        event.listen(storage.engine, "begin", lambda c: c.exec_driver_sql("BEGIN IMMEDIATE"))
+    return storage

@@ -4,13 +4,14 @@ A trial is an ordinary run, whose metrics are read from its directory.
 """
 
 import shlex
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 
 import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState, create_trial
@@ -91,7 +92,7 @@ class TrialRun(Member):
         self.last_step = last_step  # The last step that the study has a value of.
         self.read_iterations = 0  # That were complete when the metrics were read last.
         self.starts = 0
-        self.is_pruned = False
+        self.is_over = False  # In the study; its process may still end.
 
     def rows(self) -> tuple[list[str], list[dict[str, str]]]:
         """Return the columns and rows of its metrics; none while its file cannot be read."""
@@ -128,32 +129,43 @@ class Trials:
         """Report new values of the metric, and stop the trials that the pruner gives up."""
         for run in running:
             iterations = run.iterations
-            if run.is_pruned or iterations == run.read_iterations:
+            if run.is_over or iterations == run.read_iterations:
                 continue
             run.read_iterations = iterations
-            self._report(run)
-            # The last value is a result, and that of the defaults is what others compare with.
-            may_prune = 0 < run.last_step < self._study.budget
-            may_prune &= run.trial.params != self._study.defaults
-            if may_prune and run.trial.should_prune():
-                run.is_pruned = True
-                self._end(run, TrialState.PRUNED)
-                run.stop()
+            with self._unless_ended_elsewhere(run):
+                self._report(run)
+                # The last value is a result, and that of the defaults is what others compare with.
+                may_prune = 0 < run.last_step < self._study.budget
+                may_prune &= run.trial.params != self._study.defaults
+                if may_prune and run.trial.should_prune():
+                    self._end(run, TrialState.PRUNED)
+                    run.stop()
 
     def ended(self, run: TrialRun) -> None:
         """Record the result of a trial; begin it again if it was killed."""
-        if run.is_pruned:
+        if run.is_over:
             return
-        if run.status == "finished":
-            if (result := self._report(run, is_over=True)) is None:
+        if run.status == "stopped" or (run.status == "killed" and run.starts < MOST_STARTS):
+            print_line(f"{run.name} has not ended: {run.cause or run.status}")
+            self._unfinished.append(run)
+            return
+        with self._unless_ended_elsewhere(run):
+            if run.status != "finished":
+                self._end(run, TrialState.FAIL, cause=run.cause)
+            elif (result := self._report(run, is_over=True)) is None:
                 self._end(run, TrialState.FAIL, cause=f"it has no value of {self._study.metric}")
             else:
                 self._end(run, TrialState.COMPLETE, result)
-        elif run.status == "stopped" or (run.status == "killed" and run.starts < MOST_STARTS):
-            print_line(f"{run.name} has not ended: {run.cause or run.status}")
-            self._unfinished.append(run)
-        else:
-            self._end(run, TrialState.FAIL, cause=run.cause)
+
+    @contextmanager
+    def _unless_ended_elsewhere(self, run: TrialRun) -> Iterator[None]:
+        """Stop a run whose trial something else has ended in the study meanwhile, and say so."""
+        try:
+            yield
+        except UpdateFinishedTrialError:
+            run.is_over = True
+            print_line(f"{run.name} has been ended elsewhere, and counts as it was recorded there.")
+            run.stop()
 
     def _report(self, run: TrialRun, is_over: bool = False) -> float | None:
         """Report the metric's mean over each new interval; return that of the last one, if any.
@@ -188,6 +200,7 @@ class Trials:
         trial.set_user_attr(STEPS, int(value(rows[-1], "total_steps") or 0) if rows else 0)
         trial.set_user_attr(CAUSE, cause)
         study.record.tell(trial, result, state)
+        run.is_over = True
         self.failures = self.failures + 1 if state == TrialState.FAIL else 0
         self.cause = cause or self.cause
         how = cause or f"at {study.along} {run.last_step}"
