@@ -32,29 +32,32 @@ def rank_file_name(rank: int, iteration: int) -> str:
     return f"rank{rank}_{iteration}.pt"
 
 
-def rank_files_in(folder: Path, rank: int) -> list[Path]:
-    """Return those files of a rank in the folder of the checkpoints, the oldest first."""
-    found = {path: path.stem.rpartition("_")[2] for path in folder.glob(f"rank{rank}_*.pt")}
-    return sorted((path for path in found if found[path].isdigit()), key=lambda p: int(found[p]))
+def rank_files_in(folder: Path, rank: int | None = None) -> dict[Path, int]:
+    """Return those files of a rank, or of all, in the folder of the checkpoints, with their numbers
+    of iterations; the fewest first."""
+    files = folder.glob(f"rank{'*' if rank is None else rank}_*.pt")
+    numbers = {path: path.stem.rpartition("_")[2] for path in files if not path.is_dir()}
+    known = [(int(number), path) for path, number in numbers.items() if number.isdecimal()]
+    return {path: number for number, path in sorted(known)}
 
 
 def rank_files_of(checkpoint: Path) -> list[Path]:
     """Return what learners remembered on all ranks when a checkpoint was written."""
-    return sorted(checkpoint.parent.glob(f"rank*_{iterations_done(checkpoint)}.pt"))
+    done = iterations_done(checkpoint)
+    return [path for path, number in rank_files_in(checkpoint.parent).items() if number == done]
 
 
 def rank_files_before(checkpoint: Path) -> list[Path]:
     """Return the files of all ranks of earlier checkpoints than this model_<iteration>.pt."""
-    files = {path: path.stem.rpartition("_")[2] for path in checkpoint.parent.glob("rank*_*.pt")}
-    number = iteration_of(checkpoint) or 0
-    return [path for path in files if files[path].isdigit() and int(files[path]) < number]
+    done = iteration_of(checkpoint) or 0
+    return [path for path, number in rank_files_in(checkpoint.parent).items() if number < done]
 
 
 def forget_rank_files(folder: Path, name: str) -> None:
     """Remove the files of a rank, before that of this name is written, but the one of the newest
     checkpoint: where there are none, as on other hosts, the newest file of fewer iterations."""
     rank, _, number = Path(name).stem.removeprefix("rank").partition("_")
-    files = {path: int(path.stem.rpartition("_")[2]) for path in rank_files_in(folder, int(rank))}
+    files = rank_files_in(folder, int(rank))
     older = [path for path in files if files[path] < int(number)]
     kept = [path for path in older if (folder / f"model_{files[path]}.pt").exists()]
     for path in files.keys() - {*(kept or older)[-1:]}:

@@ -105,3 +105,15 @@ def test_the_file_of_the_newest_checkpoint_stays_until_the_next_one_is_complete(
     forget_rank_files(tmp_path, "rank0_10.pt")
     (kept,) = tmp_path.glob("rank*")
     assert kept.name == ("rank0_5.pt" if has_checkpoints else "rank0_7.pt")
+
+
+@pytest.mark.parametrize("number", [0, 2, 5])
+def test_a_folder_with_such_a_name_is_left_alone(number: int, tmp_path: Path) -> None:
+    folder = tmp_path / f"rank0_{number}.pt"
+    folder.mkdir()
+    train(*begin(tmp_path, remembering(2)))
+    train(*begin(tmp_path, remembering(4)))
+    assert folder.is_dir()
+    assert {path.name for path in tmp_path.glob("rank*.pt")} == {"rank0_4.pt", folder.name}
+    _, checkpointer = begin(tmp_path, remembering(5))
+    assert checkpointer.resume(tmp_path / "model_4.pt") == []
