@@ -7,6 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mjfleet.bench.benchmark import Setup
+from mjfleet.bench.command import BenchOptions, as_in_long_runs
+from mjfleet.launch.devices import Devices
+from mjfleet.registry import discover
 from mjfleet.utils.wait_until import wait_until
 
 from ..conftest import PATIENCE, POISON, Output, Refusal, Run, Start
@@ -46,6 +50,27 @@ def test_two_workers_are_compared_with_one(run: Run, tmp_path: Path) -> None:
     speed, efficiency, _, collectives = two["figures"]
     assert efficiency == pytest.approx(speed / one["figures"][0] / 2)
     assert collectives > 0
+
+
+@pytest.mark.slow
+def test_iterations_of_sac_that_are_measured_learn(run: Run, tmp_path: Path) -> None:
+    flags = ("--num-envs", "64", "--workers", "1", "--agent.algorithm.name", "sac")
+    few = ("warm-up", "700", "updates-per-transition", "0.02", "batch-size", "8")
+    flags += tuple(f"--agent.algorithm.{x}" if x[0].isalpha() else x for x in few)
+    (sample,) = measured(run, tmp_path, "scaling", "cartpole-balance", *flags)["samples"]
+    losses = [row["loss/critic"] for row in sample["iterations"]]
+    assert [loss > 0.0 for loss in losses] == [False] * 3 + [True] * 3
+
+
+def test_as_many_updates_of_sac_are_measured_as_a_long_run_makes() -> None:
+    found = discover({}).find("cartpole-balance")
+    base = found.with_algorithm(found.defaults(), "sac")
+    for num_envs, updates in ((256, 1.0), (1024, 0.25)):
+        options = BenchOptions(what="throughput", num_envs=(num_envs,))
+        setup = Setup(found, base, options, Devices(), Path(), print)
+        setup, options = as_in_long_runs(setup, options)
+        algorithm = setup.config(num_envs).agent.algorithm
+        assert vars(algorithm)["updates_per_transition"] == updates
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any, Literal
@@ -12,6 +12,7 @@ import tyro
 from mjfleet.bench.benchmark import Counts, Options, Setup, run_benchmark
 from mjfleet.bench.result import Result, Table
 from mjfleet.bench.timed_training import TRAIN, run_timed, train_timed
+from mjfleet.config import SACConfig
 from mjfleet.config.validation import OptionalCount
 from mjfleet.errors import UserError
 from mjfleet.utils.child_process import python_module
@@ -60,9 +61,25 @@ def bench(arguments: Sequence[str]) -> int:
     """Run one of BENCHMARKS; return the exit code."""
 
     def measure(setup: Setup, options: BenchOptions) -> Result:
-        return BENCHMARKS[options.what](setup, options)
+        return BENCHMARKS[options.what](*as_in_long_runs(setup, options))
 
     return run_benchmark(BenchOptions, measure, "mjfleet bench", arguments)
+
+
+def as_in_long_runs(setup: Setup, options: BenchOptions) -> tuple[Setup, BenchOptions]:
+    """Return both such that what is measured has as many updates as in a run of the usual length.
+
+    SAC's first iterations have none, and those of short runs more.
+    """
+    agent, envs = setup.base.agent, min(options.num_envs)
+    if not isinstance(agent.algorithm, SACConfig):
+        return setup, options
+    transitions = envs * agent.num_steps_per_env * agent.max_iterations
+    algorithm = agent.algorithm.for_length(transitions)
+    rows = max(algorithm.n_step, -(-algorithm.warm_up // envs))
+    options = replace(options, warmup=options.warmup + rows // agent.num_steps_per_env)
+    base = replace(setup.base, agent=replace(agent, algorithm=algorithm))
+    return replace(setup, base=base, options=options), options
 
 
 def throughput(setup: Setup, options: BenchOptions) -> Result:
