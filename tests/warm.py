@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from types import SimpleNamespace
@@ -36,6 +37,9 @@ MODULES = (
     "mujoco.batch", "mjfleet.env", "mjfleet.rl.runner", "mjfleet.sim.warp_engine",
     "mjfleet.cli.train", "mjfleet.launch.launch_training", "mjfleet.worker.in_process_worker",
     "mjfleet.worker.training", "mjfleet.launch.worker_processes", "mjfleet.launch.hosts.host_agent",
+    "mjfleet.worker.torch_process_group", "mjfleet.sim.native_engine", "mjfleet.parts",
+    "mjfleet.terms", "mjfleet.loggers.tensorboard_logger", "mjfleet.cli.dispatcher",
+    "mjfleet.tools.play.command",
 )  # fmt: skip
 """What most requests import."""
 LIGHT = ("mjfleet.cli.dispatcher", "mjfleet.cli.train")
@@ -206,6 +210,8 @@ if __name__ == "__main__":
     os.chdir("/")  # Where no tasks are: only bundled ones are imported here.
     with redirect_stdout(io.StringIO()):
         train(["cartpole-balance", "--dry-run"])  # The first of a process takes four times as long.
+    for one in weakref.finalize._registry:  # pyright: ignore[reportAttributeAccessIssue]
+        one.atexit = False  # Where a fork ends, torch would unregister its operations.
     child_process.subprocess = SimpleNamespace(Popen=start_program)
     restart_policy.FIRST_PAUSE_SECONDS = 0.1
     gc.freeze()  # A collection after a fork would copy the pages of all that is imported.
