@@ -157,6 +157,8 @@ FILES = {
     "no_such.yaml": "task: walker",
     "other.yaml": "task: cartpole-swingup",
     "fork.yaml": "fork: true",
+    "file.yaml": "config: other.yaml",
+    "gone.yaml": "tasks_dir: no_such/tasks",
 }
 ERRORS = [
     (["--run-dir", "new"], ["the task comes first"]),
@@ -173,6 +175,8 @@ ERRORS = [
     ([TASK, "--agent.algorithm.name"], ["Missing value for argument '--agent.algorithm.name'"]),
     ([TASK, "--config", "program.yaml"], ["program.yaml does not decide agent.algorithm.name"]),
     ([TASK, "--config", "fork.yaml"], ["fork.yaml does not decide fork"]),
+    ([TASK, "--config", "file.yaml"], ["file.yaml does not decide config", "--config=other.yaml"]),
+    ([TASK, "--config", "gone.yaml"], ["gone.yaml: its tasks_dir, no_such/tasks, is no folder"]),
     ([TASK, "--", "--seed", "2"], ["leave out `--`"]),
     ([TASK, "--config", "other.yaml"], ["other.yaml", "cartpole-swingup", TASK, "lines `task`"]),
     ([TASK, "--gpu-ids", "0"], ["--gpu-ids 0", "--gpu-ids None"]),

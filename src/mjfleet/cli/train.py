@@ -34,6 +34,7 @@ from mjfleet.runs.named_run import networks_of, recorded_config, with_teacher
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.read_facts import read_facts
 from mjfleet.runs.run_files import pin_files
+from mjfleet.runs.run_json import record_file
 from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.start import INIT_STD, NEW, Chosen, Start, compare, decide
 from mjfleet.runs.task_snapshot import changes_since, is_snapshot
@@ -199,8 +200,13 @@ def _under_the_flags(
         name, given = f"{flag} {start.base}: its config.yaml", {*typed, *UNUSED}.__contains__
         config = from_file(found, data, name, note_of(start.base), given, config)
     if typed_run.config is not None:
-        note, name = note_of(Path(typed_run.config).parent), f"--config {typed_run.config}"
-        config = from_file(found, file, name, note, typed.__contains__, config)
+        place, name = Path(typed_run.config).parent, f"--config {typed_run.config}"
+        is_given = {*typed - {"config"}}.__contains__  # The flag does not stand for another file.
+        config = from_file(found, file, name, note_of(place), is_given, config)
+        folder = None if is_given("tasks_dir") else file.get("tasks_dir")
+        if folder and not Path(folder).is_dir() and not record_file(place).exists():
+            # That of a run or group may be another machine's.
+            raise UserError(f"{name}: its tasks_dir, {folder}, is no folder.")
     return recorded_in(found, data, algorithm or config.agent.algorithm.name), config
 
 
