@@ -31,7 +31,10 @@ PRODUCTS = {
 }  # fmt: skip
 """What cuBLAS and cuDNN compute in TF32 where that is on."""
 TO_NUMPY = {torch.Tensor.numpy, torch.Tensor.__array__}
-PLAIN = int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format
+PLAIN = {
+    int, float, bool, str, slice, type(None), type(...), torch.dtype, torch.device, torch.layout,
+    torch.memory_format,
+}  # fmt: skip
 """Types of arguments that hold no tensor."""
 MOVES = {torch.Tensor.cpu, torch.Tensor.to, torch.Tensor.type_as}
 
@@ -173,17 +176,22 @@ class _Dispatch(TorchDispatchMode):
             )
 
 
-def _tensors(found: Any) -> list[torch.Tensor]:
+def _tensors(*found: Any) -> list[torch.Tensor]:
     """Return all tensors in order. Most arguments are plain, for which `tree_leaves` is slow."""
-    if isinstance(found, torch.Tensor):
-        return [found]
-    if isinstance(found, dict):
-        found = [*found.values()]
-    if isinstance(found, tuple | list):
-        return [tensor for part in found for tensor in _tensors(part)]
-    if found is None or isinstance(found, PLAIN):
-        return []
-    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+    tensors: list[torch.Tensor] = []
+    for part in found:
+        kind = type(part)
+        if kind in PLAIN:
+            continue
+        if isinstance(part, torch.Tensor):
+            tensors.append(part)
+        elif kind is tuple or kind is list:
+            tensors += _tensors(*part)
+        elif kind is dict:
+            tensors += _tensors(*part.values())
+        else:
+            tensors += [leaf for leaf in tree_leaves(part) if isinstance(leaf, torch.Tensor)]
+    return tensors
 
 
 def _is_device(named: Any) -> bool:

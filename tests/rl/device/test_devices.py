@@ -38,7 +38,7 @@ EACH = [
 ]
 """All tasks; those of an environment that an earlier one has, too, are slow."""
 ENVS = 10
-STEPS = 20
+STEPS = 5
 """Most steps of an episode."""
 
 
