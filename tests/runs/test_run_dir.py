@@ -140,6 +140,19 @@ def test_no_run_begins_inside_another_one(tmp_path: Path, name: str) -> None:
         config_of("--run-dir", str(outer / name))
 
 
+@pytest.mark.parametrize("name", ["outer", "outer/logs", "."])
+def test_no_folder_of_runs_is_inside_a_run(tmp_path: Path, name: str) -> None:
+    add_checkpoint(outer := make_run(tmp_path, "outer"), 4)
+    flags = ("--log-root", str(tmp_path / name))
+    experiment = ("--agent.experiment-name", "outer")
+    for further in ((), ("--seeds", "2"), ("--resume", str(outer), "--fork")):
+        with pytest.raises(UserError, match=rf"--log-root \S+: .*inside the run {outer}: name ano"):
+            config_of(*flags, *further, *experiment)
+    *_, start = config_of(*flags, "--resume", str(outer))
+    assert start
+    assert start.run_dir == outer
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can give a folder away")
 def test_the_run_of_another_user_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -30,6 +30,7 @@ from mjfleet.launch.devices import uses_gpus
 from mjfleet.launch.hosts.host_environment import without_values
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
 from mjfleet.runs.config_yaml import classes_in, from_file, read_config, recorded_in
+from mjfleet.runs.find_run import refuse_inside_run
 from mjfleet.runs.named_run import networks_of, recorded_config, with_teacher
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.read_facts import read_facts
@@ -147,6 +148,9 @@ def configure(
     if start.kind.startswith("new") and uses_gpus(config, os.environ):
         config = found.with_usual_on_gpu(config, {*typed, *by_dotted_name(file)})
     config = settle(found, config, typed.__contains__)
+    if not (start.run_dir or config.run_dir):
+        runs = Path(config.log_root, config.agent.experiment_name)
+        refuse_inside_run(runs, f"--log-root {config.log_root}: a run would be")
     config = pin_files(found, config, start.base, recorded)
     if start.kind.startswith("continue"):
         # The run has these in its configuration.

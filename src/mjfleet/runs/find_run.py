@@ -9,7 +9,7 @@ from tempfile import TemporaryFile
 
 from mjfleet.errors import UserError
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
-from mjfleet.runs.run_json import RECORD_FILE, is_group, record_of, started_at
+from mjfleet.runs.run_json import CONFIG_FILE, RECORD_FILE, is_group, record_of, started_at
 
 LATEST = "latest"
 VISIBLE_NAMES = "[!.]*"  # Skips hidden folders: runs that are being deleted.
@@ -148,6 +148,14 @@ def _latest(name: str, root: Path, experiment: str | None, task: str | None) -> 
         folder = root / experiment if experiment else root
         raise UserError(f"{name}: there is no run{of_task} of this user in {folder}.")
     return max(started, key=lambda run: (started[run], run))
+
+
+def refuse_inside_run(folder: Path, what: str) -> None:
+    """Raise UserError, which begins with `what`, if a folder is a run's or is inside one."""
+    path = Path(os.path.realpath(folder))
+    for outer in (path, *path.parents):
+        if all(os.path.exists(outer / name) for name in (RECORD_FILE, CONFIG_FILE)):
+            raise UserError(f"{what} inside the run {outer}: name another folder.")
 
 
 def _is_run(folder: Path) -> bool:

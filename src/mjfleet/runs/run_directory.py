@@ -36,7 +36,7 @@ from mjfleet.runs.checkpoints import (
     rank_files_of,
 )
 from mjfleet.runs.config_yaml import differences, placement_of, write_config
-from mjfleet.runs.find_run import is_of_this_user, iterations_in
+from mjfleet.runs.find_run import is_of_this_user, iterations_in, refuse_inside_run
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.named_run import Parent, begun_with
@@ -330,9 +330,7 @@ def written_in(folder: Path) -> list[Path]:
 def refuse_written(folder: Path) -> None:
     """Raise UserError if no run can begin in a folder: it is inside another run, or holds what one
     writes, or a link."""
-    for outer in Path(os.path.realpath(folder)).parents:
-        if all(os.path.exists(outer / name) for name in (RECORD_FILE, CONFIG_FILE)):
-            raise UserError(f"--run-dir {folder} is inside the run {outer}: name another folder.")
+    refuse_inside_run(folder, f"--run-dir {folder} is")
     check_run_folder(folder)
     links = [path for path in written_in(folder) if path.is_symlink() and path.is_dir()]
     empty = [link for link in links if not any(link.iterdir())]  # It is for the checkpoints.
