@@ -232,7 +232,7 @@ def test_fields_of_ones_own_reach_ones_own_class_alone(
     with (pole.folder / "config.py").open("a") as file:
         file.write(MORE_FIELDS)
     output("play", "pole-balance", "--resume", "old", *FEW)
-    output("mjfleet", "export", "old")
+    output("mjfleet", "export", "old", "--format", "torchscript")
     train(output, "pole-balance", 2, "--resume", "old")
     for name in ("Pulled", "Named"):
         flags = ("--agent.algorithm.name", f"nets:{name}", "--agent.algorithm.pull", "0.25")

@@ -24,12 +24,12 @@ def test_it_is_listed_played_exported_and_reported(run: Run, run_dir: Path, tmp_
     assert (found["status"], found["iterations"], found["problem"]) == ("finished", 3, None)
     for command in (
         ("play", "cartpole-balance", "--resume", "latest", "--episodes", "1"),
-        ("mjfleet", "export", "latest", "--output", "policy.onnx"),
+        ("mjfleet", "export", "latest", "--format", "torchscript", "--output", "policy.pt"),
         ("mjfleet", "report", "latest", "--output", "report.html"),
     ):
         result = run(*command)
         assert result.returncode == 0, result.stderr
-    assert (tmp_path / "policy.onnx").stat().st_size > 1000
+    assert (tmp_path / "policy.pt").stat().st_size > 1000
     assert "cartpole-balance" in (tmp_path / "report.html").read_text()
 
 

@@ -151,7 +151,7 @@ def test_a_policy_alone_is_played_as_it_was_when_it_was_made(
         assert column(made, name) == column(played, name)
     known = about(tmp_path / "a.pt")
     assert (known["task"], known["iteration"]) == ("cartpole-balance", 1)
-    output("mjfleet", "export", "a.pt")
+    output("mjfleet", "export", "a.pt", "--format", "torchscript")
     assert json.loads((tmp_path / "exported/policy.json").read_text())["iteration"] == 1
     network = "--agent.actor.obs-normalization"
     result = run("train", "cartpole-balance", "--resume", "a.pt", network)
