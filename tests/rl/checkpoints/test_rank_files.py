@@ -1,6 +1,7 @@
 """What a learner remembers on one rank, in files beside checkpoints."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def test_without_its_file_it_begins_anew_with_one_line(fault: str, tmp_path: Pat
     assert lost.startswith("what the learner remembers on rank 0: rank0_2.pt")
     assert not runner.alg.kept.any()
     assert [row["iteration"] for row in train(runner, checkpointer)] == [3, 4]
+
+
+def test_the_checkpoint_before_the_newest_one_is_continued_with_one_line(tmp_path: Path) -> None:
+    """As where the newest one is damaged: the file beside the one before is gone by then."""
+    train(*begin(tmp_path, replace(remembering(4), save_interval=2)))
+    _, checkpointer = begin(tmp_path, remembering(4))
+    (lost,) = checkpointer.resume(tmp_path / "model_2.pt")
+    assert lost.startswith("what the learner remembers on rank 0: rank0_2.pt")
 
 
 def test_older_files_go_once_a_newer_checkpoint_is_complete(tmp_path: Path) -> None:
