@@ -42,6 +42,31 @@ def test_a_command_installs_what_is_missing_where_mjfleet_is(
     assert f"no_such_module: `{extra}`" in str(missing.value)
 
 
+@pytest.mark.parametrize(
+    ("origin", "package"),
+    [
+        (None, "'mjfleet{}'"),
+        ('{"url": "file:///home/me/a%20b", "dir_info": {}}', "'mjfleet{} @ file:///home/me/a%20b'"),
+        ('{"url": "https://git.lab/mjfleet", "vcs_info": {"vcs": "git", "commit_id": "12ab"}}',
+         "'mjfleet{} @ git+https://git.lab/mjfleet@12ab'"),
+    ],
+)  # fmt: skip
+def test_uvx_gets_what_is_missing_by_the_command_itself(
+    origin: str | None, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment is a part of uv's cache, which no command is to change."""
+    records = tmp_path / "mjfleet-1.dist-info"
+    records.mkdir()
+    (records / "METADATA").write_text("Name: mjfleet\nVersion: 1\n")
+    if origin:
+        (records / "direct_url.json").write_text(origin)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(packages, "__file__", str(tmp_path / "a/b/c/d.py"))
+    monkeypatch.setattr(sys, "prefix", "/home/me/.cache/uv/archive-v0/oqjz7TQhalQ24_bd")
+    assert install_command("viewer") == f"uvx --from {package.format('[viewer]')} ..."
+    assert install_command() == f"uvx --refresh --from {package.format('')} ..."
+
+
 def test_a_package_of_no_extra_is_not_installed_by_a_command_of_ours() -> None:
     with pytest.raises(UserError, match=r"task a needs no_such_module, which is not installed\.$"):
         need_extra("", "task a", ["no_such_module"])

@@ -1,5 +1,6 @@
 """Versions of installed packages, how to install more, and an error for those that are missing."""
 
+import json
 import shlex
 import sys
 from collections.abc import Collection
@@ -81,6 +82,10 @@ def install_command(extra: str = "") -> str:
 
     extras, clone = f"[{extra}]" * bool(extra), clone_folder()
     if clone is None:
+        if any(part.startswith("archive-v") for part in Path(sys.prefix).parts):
+            # uvx has made this environment in uv's cache.
+            package = f"mjfleet{extras}{_origin()}"
+            return f"uvx {'' if extra else '--refresh '}--from '{package}' ..."
         # An environment that uv made has no pip: the word would mean that of another Python.
         uv = f"uv pip install --python {shlex.quote(sys.prefix)}"
         pip = "pip install" if find_spec("pip") else uv
@@ -88,3 +93,13 @@ def install_command(extra: str = "") -> str:
     if version("torch").endswith("+cpu"):  # `uv sync` would replace it by one with CUDA.
         return f"uv pip install -e '{clone}{extras}'"
     return "uv sync --inexact" + f" --extra {extra}" * bool(extra)  # Other extras stay.
+
+
+def _origin() -> str:
+    """Return where the package is from, if not from an index, as a requirement has it (PEP 610)."""
+    from importlib.metadata import distribution
+
+    found = json.loads(distribution("mjfleet").read_text("direct_url.json") or "{}")
+    if "vcs_info" in found:
+        return " @ {vcs}+{url}@{commit_id}".format(url=found["url"], **found["vcs_info"])
+    return f" @ {found['url']}" if found else ""
