@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 from rsl_rl.models import MLPModel
+from rsl_rl.modules import EmpiricalNormalization
 from torch import nn
 from torch.nn import functional
 
 LOG_STD = -5.0, 2.0
 """Bounds of the logarithm of the policy's deviation, before tanh."""
+
+FIRST_ACTIONS = 0.01
+"""Factor of the weights of the policy's last layer at first."""
 
 FIRST_STD = 0.1
 """Deviation of the return that critics predict at first, as a share of the support."""
@@ -42,6 +46,9 @@ class SquashedActor(MLPModel):
         for size, following in pairwise(widths):
             layers += [nn.Linear(size, following), nn.LayerNorm(following), nn.SiLU()]
         self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], 2 * len(limit)))
+        # Actions are small at first: those of a robot leave it in its home pose.
+        for parameter in self.mlp[-1].parameters():
+            parameter.data.mul_(FIRST_ACTIONS)
         self.register_buffer("limit", limit)
 
     def forward(
@@ -91,6 +98,8 @@ class Critics(MLPModel):
         """Build `count` critics of observations and actions."""
         super().__init__(obs, obs_groups, "critic", 1, [1], obs_normalization=True, **encoders)
         del self.mlp
+        # Noise is a small share of an action's limit: critics would be slow to tell actions apart.
+        self.action_normalizer = EmpiricalNormalization(num_actions)
         widths = widths_of(self._get_latent_dim() + num_actions, hidden_dims)
         shapes = list(pairwise([*widths, atoms]))
         made = [
@@ -107,7 +116,8 @@ class Critics(MLPModel):
         self, latent: torch.Tensor, actions: torch.Tensor, is_frozen: bool = False
     ) -> torch.Tensor:
         """Return logits `(count, samples, atoms)`; frozen: no gradient reaches the parameters."""
-        rows = torch.cat((latent, actions), dim=-1).expand(len(self.weights[0]), -1, -1)
+        rows = torch.cat((latent, self.action_normalizer(actions)), dim=-1)
+        rows = rows.expand(len(self.weights[0]), -1, -1)
         last = len(self.weights) - 1
         for i, pair in enumerate(zip(self.weights, self.biases, strict=True)):
             weight, bias = (part.detach() for part in pair) if is_frozen else pair
