@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 
 from mjfleet.config import LaunchConfig, from_dict, to_dict
 from mjfleet.errors import UserError
+from mjfleet.rl.checkpoints.files import pack_checkpoint, read_checkpoint
+from mjfleet.runs.checkpoints import about
 from mjfleet.runs.named_run import NamedRun, Parent
 from mjfleet.runs.run_json import read_record, write_record
 from mjfleet.runs.start import (
@@ -233,6 +236,18 @@ def test_what_would_be_a_mistake_is_a_fault_where_the_same_command_has_learned(
     edit(task)
     assert run(*command).returncode == 0
     assert [row["iteration"] for row in rows(tmp_path / "d")] == [*map(str, range(1, 7))]
+
+
+def test_a_mistake_of_a_resume_names_the_checkpoint(run: Run, tmp_path: Path) -> None:
+    edit(write_task(tmp_path))
+    assert run("train", MINE, *SIX, *KEEP, "--run-dir", "d").returncode == 0
+    path = tmp_path / "d/checkpoints/model_6.pt"
+    state = read_checkpoint(path)
+    state["actor_state_dict"]["mlp.0.bias"] = torch.zeros(3)
+    path.write_bytes(pack_checkpoint(state, about(path)))
+    resumed = run("train", MINE, "--resume", "d", "--agent.max-iterations", "9")
+    assert resumed.returncode == 2
+    assert "/d/checkpoints/model_6.pt is of another network. Of its actor" in resumed.stderr
 
 
 def test_a_lack_of_memory_in_a_restart_uses_one_restart_up(run: Run, tmp_path: Path) -> None:

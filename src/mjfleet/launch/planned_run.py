@@ -97,7 +97,8 @@ def _finish(
             what = "is unchanged" if plan.continues else "was removed"
             print_line(f"no iteration was run; {plan.run_dir} {what}")
             # A copy has been removed with the directory: the message names what the user named.
-            raise UserError(end.message.replace(str(run_dir.checkpoint), str(run_dir.copied)))
+            read = run_dir.checkpoint
+            raise UserError(end.message.replace(str(read), str(run_dir.copied or read)))
         if stop.received is None or not end.is_secondary or not plan.has_host_agents:
             return _fail(plan, run_dir, stop, end)
         end = Outcome(stop.received)  # The signal explains the failure.
