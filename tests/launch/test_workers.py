@@ -245,21 +245,6 @@ def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path, figure: Figure
     assert json.loads((only_run(tmp_path, "noisy") / "run.json").read_text())["status"] == "stopped"
 
 
-@pytest.mark.slow
-def test_a_signal_that_rank_0_hears_late_is_answered_once(tmp_path: Path) -> None:
-    """It counts for seconds, in which Python handles no signal."""
-    count = "RANK or (print('counting', flush=True), sum(range(200_000_000)))"
-    write_noisy(tmp_path, step=count)  # In the second iteration.
-    with started(tmp_path, "--cpu-workers", "2", task="noisy") as process:
-        assert process.stdout is not None
-        while "counting" not in process.stdout.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate()
-    assert process.returncode == 130
-    assert rest.count("SIGINT: stopping") == 1
-
-
 def test_a_signal_while_a_host_agent_imports_leaves_no_process(tmp_path: Path) -> None:
     with started(tmp_path, *ENDLESS) as process:
         assert process.stdout is not None

@@ -30,8 +30,6 @@ class OutputRelay:
         self._log: BinaryIO | None = log_file.open("a+b", buffering=0) if log_file else None
         self.passed = 0
         """Bytes of rank 0 so far."""
-        self.left_out = b""
-        """A line of rank 0 that is not passed on once, as this process has printed it."""
         self._terminal = _Terminal(self._log)
         self._channels = {stream: _channel(stream) for stream in (1, 2)}
         self._ended = threading.Event()
@@ -58,8 +56,6 @@ class OutputRelay:
     def pass_on(self, stream: int, data: bytes) -> None:
         """Write output of rank 0 to both; a failure is a warning, since rank 0 must not wait."""
         place, self.passed = None, self.passed + len(data)
-        if self.left_out and self.left_out in data:
-            data, self.left_out = data.replace(self.left_out, b"", 1), b""
         if self._log:
             try:
                 self._log.write(data)

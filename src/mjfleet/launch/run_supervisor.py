@@ -121,8 +121,8 @@ class RunSupervisor:
                 return ends[0]
             number, now = stop.check(), time.monotonic()
             if number and is_asked_to_stop and now > deadline:
-                if self._relay.passed == passed:  # Rank 0 may print the same later.
-                    self._relay.left_out = f"{stop.announce(number)}\n".encode()
+                if self._relay.passed == passed:
+                    stop.announce(number)
                 deadline = math.inf
             elif number and not is_asked_to_stop:
                 deadline = min(deadline, now + ANSWER_SECONDS)

@@ -38,7 +38,7 @@ def print_line(text: str) -> None:
     """
     try:
         try:
-            print(f"{printable(text)}\n", end="", flush=True)  # In one piece.
+            print(printable(text), flush=True)
         except RuntimeError:
             # This is a signal's handler, inside of another print, whose buffer is in use.
             os.write(sys.stdout.fileno(), f"{printable(text)}\n".encode(errors="backslashreplace"))

@@ -72,11 +72,10 @@ class StopRequest:
         finally:
             self._is_deferred, self._is_announced = before
 
-    def announce(self, number: int) -> str:
-        """Print what the first signal does, and return that line."""
+    def announce(self, number: int) -> None:
+        """Print what the first signal does."""
         name = signal.Signals(number).name
-        self.say(line := f"{name}: stopping after this iteration; once more stops at once")
-        return line
+        self.say(f"{name}: stopping after this iteration; once more stops at once")
 
     def check(self) -> int | None:
         """Return the signal that was received and deferred, if any.
