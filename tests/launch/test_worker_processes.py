@@ -25,6 +25,7 @@ HASTY = {"hang_timeout": 0.5, "agent": {"seed": 1}}
 WORKER = """
 import faulthandler, signal, sys
 faulthandler.register(signal.SIGQUIT, open(sys.argv[1], "a"))
+print("ready", flush=True)
 exec(compile("sys.exit(int(sys.stdin.readline() or 0))", sys.argv[2], "exec"))
 """
 
@@ -55,8 +56,10 @@ def workers(seen: WorkerProcesses, args: WorkerArgs) -> Iterator[Workers]:
     made = list[subprocess.Popen[bytes]]()
     for local_rank, module in enumerate(("distributed_c10d.py", "env.py")):
         command = [sys.executable, "-c", WORKER, args.stacks_file(local_rank), module]
-        worker = subprocess.Popen(command, stdin=subprocess.PIPE)
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         made.append(worker)
+        assert worker.stdout
+        assert worker.stdout.readline() == b"ready\n"
         heartbeat = Heartbeat.in_file(args.heartbeat_file(local_rank))
         heartbeat.start()
         heartbeat.pid = worker.pid
