@@ -267,7 +267,7 @@ def test_the_documented_algorithm_is_resumed_bit_for_bit_played_and_exported(
     assert {"loss/critic", "loss/actor"} < last.keys()
     assert float(last["eval/return"]) > 0
     output("play", "--resume", "run", *FEW)
-    output("mjfleet", "export", "run", "--format", "torchscript")
+    output("mjfleet", "export", "run")
 
 
 @pytest.mark.usefixtures("mine")
