@@ -59,7 +59,7 @@ def begin(folder: Path, config: AgentConfig, capture: Any = None) -> tuple[Runne
 
 def make_critics(count: int = 2) -> Critics:
     seen = TensorDict({"critic": torch.zeros(1, 3)}, batch_size=[1])
-    return Critics(seen, {"critic": ["critic"]}, 1, (8,), 11, 5.0, count)
+    return Critics(seen, {"critic": ["critic"]}, 1, (8,), 11, 5.0, 1.0, count)
 
 
 def test_projected_probabilities_keep_their_sum_and_their_mean() -> None:

@@ -39,7 +39,7 @@ class MirroredHalf:
         )
         # Actions are shares of their limits, which may differ between the sides.
         limit = torch.as_tensor(env.action_limit, device=device).expand(env.num_actions)
-        self.actions = Mirror(source, sign * (limit[source] / limit))
+        self._actions = Mirror(source, sign * (limit[source] / limit))
 
     def of_groups(self, names: Sequence[str]) -> Mirror:
         """Return the mirror of groups that follow each other."""
@@ -48,6 +48,6 @@ class MirroredHalf:
     def apply(self, *observed: Mapping[str, torch.Tensor], actions: torch.Tensor) -> None:
         """Mirror half of each of `observed`, by group, and of the actions."""
         pairs = [(rows, self._groups[name]) for batch in observed for name, rows in batch.items()]
-        for rows, (source, sign) in [*pairs, (actions, self.actions)]:
+        for rows, (source, sign) in [*pairs, (actions, self._actions)]:
             half = rows[: len(rows) // 2]
             half.copy_(half[:, source] * sign)

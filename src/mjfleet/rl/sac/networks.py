@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from rsl_rl.models import MLPModel
-from rsl_rl.modules import EmpiricalNormalization
 from torch import nn
 from torch.nn import functional
 
@@ -93,13 +92,14 @@ class Critics(MLPModel):
 
     def __init__(
         self, obs: Any, obs_groups: dict[str, list[str]], num_actions: int,
-        hidden_dims: Sequence[int], atoms: int, support: float, count: int = 2, **encoders: Any,
+        hidden_dims: Sequence[int], atoms: int, support: float, action_std: float, count: int = 2,
+        **encoders: Any,
     ) -> None:  # fmt: skip
-        """Build `count` critics of observations and actions."""
+        """Build `count` critics of observations, and of actions divided by their deviation."""
         super().__init__(obs, obs_groups, "critic", 1, [1], obs_normalization=True, **encoders)
         del self.mlp
         # Noise is a small share of an action's limit: critics would be slow to tell actions apart.
-        self.action_normalizer = EmpiricalNormalization(num_actions)
+        self.action_std = action_std
         widths = widths_of(self._get_latent_dim() + num_actions, hidden_dims)
         shapes = list(pairwise([*widths, atoms]))
         made = [
@@ -116,7 +116,7 @@ class Critics(MLPModel):
         self, latent: torch.Tensor, actions: torch.Tensor, is_frozen: bool = False
     ) -> torch.Tensor:
         """Return logits `(count, samples, atoms)`; frozen: no gradient reaches the parameters."""
-        rows = torch.cat((latent, self.action_normalizer(actions)), dim=-1)
+        rows = torch.cat((latent, actions / self.action_std), dim=-1)
         rows = rows.expand(len(self.weights[0]), -1, -1)
         last = len(self.weights) - 1
         for i, pair in enumerate(zip(self.weights, self.biases, strict=True)):

@@ -20,10 +20,10 @@ from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.rl.device.graph_capture import Captured
 from mjfleet.rl.learner import Learner, Load, Setup, Step
+from mjfleet.rl.normalizers import add_samples
 from mjfleet.rl.sac.captured_adam import CapturedAdam
 from mjfleet.rl.sac.losses import Losses, describe_actions
 from mjfleet.rl.sac.mirrored_half import MirroredHalf
-from mjfleet.rl.sac.moments import learn_moments
 from mjfleet.rl.sac.networks import Critics, SquashedActor
 from mjfleet.rl.sac.pink_noise import PinkNoise
 from mjfleet.rl.sac.replay import Replay, Samples
@@ -50,7 +50,7 @@ class SAC(Learner):
         self.env, self.torch_threads, self._num_iterations = env, 1, agent.max_iterations
         obs = env.get_observations()
         self.actor = self.policy_of(env, agent, setup.load)
-        settings = config.critic_hidden_dims, config.num_atoms, config.support
+        settings = config.critic_hidden_dims, config.num_atoms, config.support, config.target_std
         kinds, actor = (Critics, SeeingCritics), self.actor
         self.critic = build(kinds, env, agent, env.num_actions, *settings, actor=actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
@@ -224,10 +224,18 @@ class SAC(Learner):
         parts = self.replay.newest(self.num_steps)
         return describe_actions(torch.cat([self.replay.actions[part] for part in parts]))
 
+    @torch.no_grad()
     def _learn_moments(self) -> None:
-        """Add the newest steps of all ranks to moments of observations, actions and returns."""
-        critics, replay = (self.critic, self.target), self.replay
-        learn_moments(self.actor, critics, replay, self.num_steps, self.mirrored, self.collectives)
+        """Add the newest steps of all ranks to the moments of observations and returns."""
+        parts = self.replay.newest(self.num_steps)
+        for network in filter(lambda network: network.obs_groups, (self.actor, self.critic)):
+            groups = [torch.cat([self.replay.observations[group][part] for part in parts])
+                      for group in network.obs_groups]  # fmt: skip
+            rows = torch.cat(groups, dim=-1).flatten(0, 1)
+            mirror = self.mirrored and self.mirrored.of_groups(network.obs_groups)
+            add_samples(network.obs_normalizer, rows, self.collectives, mirror)
+        moments = [network.obs_normalizer.state_dict() for network in (self.target, self.critic)]
+        torch.ops.aten._foreach_copy_(*([*one.values()] for one in moments))
         self.rewards.learn(self.collectives)
 
     def _take(self, samples: Samples, first: int) -> None:

@@ -1,0 +1,34 @@
+"""What SAC's networks make of actions before anything is learned."""
+
+from dataclasses import replace
+
+import torch
+
+from mjfleet.rl.learner import Setup
+from mjfleet.rl.ranks.collectives import Collectives
+from mjfleet.rl.sac.sac import SAC
+
+from ...env.test_env import build_task
+from .test_sac import SMALL, agent
+
+
+def make(target_std: float = 0.15) -> SAC:
+    env = build_task("go1-velocity-flat", "native", "cpu", num_envs=4)
+    config = replace(agent(1), algorithm=replace(SMALL, target_std=target_std))
+    return SAC(Setup(env, config, "cpu", 1, None, Collectives()))
+
+
+def test_a_robot_is_left_in_its_home_pose_at_first() -> None:
+    alg = make()
+    first = alg.actor(alg.env.get_observations())
+    assert 0 < first.abs().max() < 0.02 * alg.actor.limit.max()
+
+
+def test_critics_are_given_actions_in_units_of_the_noise_that_is_aimed_at() -> None:
+    fine, coarse = make(0.1), make(0.2)
+    coarse.critic.load_state_dict(fine.critic.state_dict())
+    latent = torch.randn(5, fine.critic._get_latent_dim())
+    actions = torch.empty(5, fine.env.num_actions).uniform_(-0.5, 0.5)
+    found = fine.critic.logits(latent, actions)
+    torch.testing.assert_close(coarse.critic.logits(latent, 2 * actions), found)
+    assert not torch.allclose(coarse.critic.logits(latent, actions), found)
