@@ -8,14 +8,15 @@ from mjfleet.rl.learner import Setup
 from mjfleet.rl.ranks.collectives import Collectives
 from mjfleet.rl.sac.sac import SAC
 
-from ...env.test_env import build_task
+from ...env.test_env import BUNDLED, build_task
 from .test_sac import SMALL, agent
 
 
 def make(target_std: float = 0.15) -> SAC:
     env = build_task("go1-velocity-flat", "native", "cpu", num_envs=4)
     config = replace(agent(1), algorithm=replace(SMALL, target_std=target_std))
-    return SAC(Setup(env, config, "cpu", 1, None, Collectives()))
+    load = BUNDLED["go1-velocity-flat"].load
+    return SAC(Setup(env, config, "cpu", 1, load, Collectives()))
 
 
 def test_a_robot_is_left_in_its_home_pose_at_first() -> None:
