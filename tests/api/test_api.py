@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +21,12 @@ from nbclient import NotebookClient
 import mjfleet
 from mjfleet.api.choose_task import as_flags, choose_task, new_run_dir
 from mjfleet.api.in_process import check_waiting
-from mjfleet.config import AgentConfig, PPOConfig
+from mjfleet.config import AgentConfig, PPOConfig, TrainConfig
+from mjfleet.config.flags import parse_flags
 from mjfleet.runs.run_lock import lock_run
 from mjfleet.utils.wait_until import wait_until
 
-from ..conftest import PATIENCE, REPOSITORY, TESTS, Output
+from ..conftest import PATIENCE, REPOSITORY, TESTS, Output, copy_task
 
 FRAGILE = """
 
@@ -284,6 +286,50 @@ def test_a_configuration_of_another_task_is_refused(tmp_path: Path) -> None:
         mjfleet.make("cartpole-balance", config=[mapping], device="cpu")  # pyright: ignore[reportArgumentType]
 
 
+def test_what_has_another_type_or_no_effect_is_refused(here: Path) -> None:
+    task: Any = "cartpole-balance"
+    make: Any = partial(mjfleet.make, task, device="cpu")
+    three: Any = 3
+    for refused, call in {
+        r"`env` is \[1\]": partial(make, env=[1], num_envs=2),
+        "`env` is None": partial(make, env=None, num_envs=2),
+        "name is 3": partial(mjfleet.make, mjfleet.Env, name=three),
+        "`log_root` holds b'logs'": partial(make, log_root=b"logs"),
+        "config: must hold a mapping": partial(make, config=False),
+        "as_trained: it is": partial(mjfleet.train, task, as_trained=True, gpu_ids=None),
+        "config: it is": partial(mjfleet.train, task, config={"config": "x"}, gpu_ids=None),
+        "no run directory: it has no run.json": partial(mjfleet.Run, "."),
+    }.items():
+        with pytest.raises(mjfleet.UserError, match=refused):
+            call()
+    assert not [*here.iterdir()]
+
+
+def test_a_folder_of_tasks_in_a_configuration_is_searched_and_has_to_be_there(here: Path) -> None:
+    robots = copy_task(here / "robots", "mine").parent
+    config = {"tasks_dir": "robots"}
+    assert choose_task("mine-balance", None, config, {})[0].folder.parent == robots
+    (here / "config.yaml").write_text("tasks_dir: gone\n")
+    for config, refused in (
+        ({"tasks_dir": "gone"}, "--tasks-dir names 'gone'"),
+        (TrainConfig(tasks_dir="gone"), "--tasks-dir names 'gone'"),
+        ("config.yaml", "its tasks_dir, gone, is no folder"),
+    ):
+        with pytest.raises(mjfleet.UserError, match=refused):
+            choose_task("cartpole-balance", None, config, {})
+        found, _ = choose_task("mine-balance", None, config, {"tasks_dir": "robots"})
+        assert found.folder.parent == robots
+
+
+def test_a_run_of_the_api_does_not_begin_inside_another_one(here: Path) -> None:
+    for name in ("run.json", "config.yaml"):
+        (here / name).touch()
+    for log_root in ("logs", "."):
+        with pytest.raises(mjfleet.UserError, match=f"--log-root {log_root}: .*inside the run"):
+            mjfleet.train("cartpole-balance", log_root=log_root, gpu_ids=None)
+    assert len([*here.iterdir()]) == 2
+
+
 def test_iterate_trains_for_total_steps() -> None:
     settings = {"env": {"num_envs": 4}, "agent": {"num_steps_per_env": 8}, "gpu_ids": None}
     iterations = mjfleet.iterate("cartpole-balance", total_steps=65, **settings)
@@ -418,6 +464,25 @@ def test_an_agent_that_is_given_whole_may_have_fields_without_effect() -> None:
     flags = as_flags({"agent": agent})
     assert "--agent.max-iterations=7" in flags
     assert not [flag for flag in flags if "group-size" in flag or "wandb" in flag]
+    parsed = parse_flags(TrainConfig, flags, "train", TrainConfig())
+    assert parsed.agent == replace(agent, algorithm=PPOConfig())
+
+
+def test_a_run_is_asked_for_nothing_that_an_empty_word_could_mean(tmp_path: Path) -> None:
+    run = mjfleet.Run(shutil.copytree(TESTS / "data/cartpole-balance-9159368", tmp_path / "run"))
+    for use in (run.policy, partial(run.evaluate, 1), partial(run.export, None)):
+        with pytest.raises(mjfleet.UserError, match=r"no run is named|is ''"):
+            use("")
+
+
+def test_a_fork_with_a_wrong_value_leaves_no_folder(tmp_path: Path) -> None:
+    place = tmp_path / "logs/cartpole-balance/run"
+    run = mjfleet.Run(shutil.copytree(TESTS / "data/cartpole-balance-9159368", place))
+    with pytest.raises(mjfleet.UserError, match=r"`env\.num_envs` holds"):
+        run.resume(fork=True, env={"num_envs": object()})
+    with pytest.raises(mjfleet.UserError, match="no flag --agent"):
+        run.resume(fork=True, agent=None)
+    assert [*place.parent.iterdir()] == [place]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,3 +147,12 @@ def test_without_a_login_or_a_right_word_nothing_is_asked(
         with pytest.raises(UserError, match="must be wandb:<entity>/<project>/<run>"):
             find_run(word, word, tmp_path / "logs")
     assert not (tmp_path / "logs").exists()
+
+
+def test_no_run_is_downloaded_into_a_run(server: WandbServer, tmp_path: Path) -> None:
+    server.versions = [Version(["model_2"], FILES)]
+    outer = tmp_path / fetch(tmp_path)
+    before = sorted(outer.rglob("*"))
+    with pytest.raises(UserError, match=rf"--log-root \S+: a run would be inside the run {outer}"):
+        fetch(outer / "logs")
+    assert sorted(outer.rglob("*")) == before

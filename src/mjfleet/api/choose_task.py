@@ -12,6 +12,7 @@ from mjfleet.api.task_by_value import ENV, ClassTask, config_class, with_whole_p
 from mjfleet.cli.train import settle
 from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_dict
 from mjfleet.config.dict_conversion import plain, value_at
+from mjfleet.config.field_kinds import leaves
 from mjfleet.config.flags import as_words
 from mjfleet.config.train_config import ALGORITHM
 from mjfleet.config.unused_fields import refuse_unused, unused_fields
@@ -20,8 +21,9 @@ from mjfleet.errors import UserError
 from mjfleet.launch.devices import uses_gpus
 from mjfleet.launch.launch_plan import new_folder
 from mjfleet.registry import FoundTask, discover
-from mjfleet.runs.config_yaml import from_file, of_algorithm, read_config, without_task
-from mjfleet.runs.own_runs import note_of, tasks_dir_of
+from mjfleet.runs.config_yaml import from_typed_file, of_algorithm, read_config, without_task
+from mjfleet.runs.find_run import refuse_log_root
+from mjfleet.runs.own_runs import tasks_dir_of
 from mjfleet.runs.run_files import pin_files
 from mjfleet.utils.made_folders import make_folder
 
@@ -54,12 +56,14 @@ def choose_task(
     given = by_dotted_name(changed)
     file = os.fspath(config) if isinstance(config, (str, os.PathLike)) else None
     place = None if file is None else Path(file).parent
+    data = plain({} if config is None else config) if file is None else {}
     if not isinstance(task, str):
         found = _by_value(task, name, changes)
     elif name is not None:
         raise UserError(f"name={name!r} is for a class; the task {task} has one.")
     else:
-        typed = from_dict(TrainConfig(), {"tasks_dir": changed.get("tasks_dir")}).tasks_dir
+        wanted = changed.get("tasks_dir", value_at(data, "tasks_dir"))
+        typed = from_dict(TrainConfig(), {"tasks_dir": wanted}).tasks_dir
         tasks_dir = typed or (place and tasks_dir_of(place))
         found = discover(os.environ, tasks_dir).find(task)
     own, kind = changes.get("env"), type(found.task.env)
@@ -70,14 +74,14 @@ def choose_task(
         )
     algorithm = given.get(ALGORITHM)
     try:
-        if place is None or file is None:
-            data = without_task(plain(config or {}), "config", found.name)
+        if file is None:
+            data = without_task(data, "config", found.name)
             default = found.defaults(algorithm or value_at(data, ALGORITHM))
             base = from_dict(default, of_algorithm(default, data))
         else:
-            data, note = read_config(file, task=found.name), note_of(place)
-            default = found.defaults(algorithm)
-            base = from_file(found, data, f"config={config}", note, given.__contains__, default)
+            data, default = read_config(file, task=found.name), found.defaults(algorithm)
+            is_given, name = given.__contains__, f"config={config}"
+            base = from_typed_file(found, file, data, name, is_given, default)
         chosen = from_dict(base, changed)
     except UserError as error:
         raise UserError(f"{found.name}: {error}") from None
@@ -97,7 +101,7 @@ def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> 
     if name is None:
         stem = env_class.__name__.removesuffix("Env") or env_class.__name__
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", stem).lower()
-    if not name or not FOLDER_NAME.holds(name):
+    if not (isinstance(name, str) and name and FOLDER_NAME.holds(name)):
         raise UserError(f"name is {name!r}; it must be {FOLDER_NAME.allowed}.")
     env, agent, config = changes.get("env"), changes.get("agent"), config_class(env_class)
     try:
@@ -119,6 +123,8 @@ def new_run_dir(config: TrainConfig) -> tuple[Path, int]:
     It is `run_dir`, or one that no other run has. UserError if it cannot be made.
     """
     when, flag = datetime.now(), "--run-dir" if config.run_dir else "--log-root"
+    if not config.run_dir:
+        refuse_log_root(config.log_root, config.agent.experiment_name)
     while True:
         run_dir = new_folder(config, when).absolute()
         made = make_folder(run_dir, flag)
@@ -128,12 +134,25 @@ def new_run_dir(config: TrainConfig) -> tuple[Path, int]:
 
 
 def as_flags(changes: Mapping[str, Any]) -> list[str]:
-    """Return changes as flags of a command, without fields of an AgentConfig without effect."""
+    """Return changes as flags of a command.
+
+    Of a configuration that is given whole, fields without effect, and those that hold no
+    configuration although they may, are left out.
+    """
     changed, agent = by_dotted_name(plain(changes)), changes.get("agent")
     if isinstance(agent, AgentConfig):
         for field in unused_fields(agent, list(changed)):
             del changed[field.name]
-    return [word for name, value in changed.items() for word in as_words(name, value)]
+    whole = {name: one for name, one in changes.items() if is_dataclass(one)}
+    flags = {
+        leaf.name for name in whole for leaf in leaves(type(whole[name]), whole[name], f"{name}.")
+    }
+    return [
+        word
+        for name, value in changed.items()
+        if value is not None or name in flags or name.partition(".")[0] not in whole
+        for word in as_words(name, value)
+    ]
 
 
 def _typed(changes: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -13,7 +13,6 @@ import torch
 
 from mjfleet.api.choose_task import Config, choose_task
 from mjfleet.config import EnvConfig, TrainConfig
-from mjfleet.config.dict_conversion import plain
 from mjfleet.config.launch_config import LaunchConfig
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
@@ -65,9 +64,11 @@ def make(
     if "gpu_ids" in changes:
         raise UserError("gpu_ids: `device` says where `make` builds the environments.")
     if num_envs is not None:
-        env = changes.get("env") or {}
-        own = replace(env, num_envs=num_envs) if isinstance(env, EnvConfig) else None
-        changes["env"] = own or {**plain(env), "num_envs": num_envs}
+        env = changes.setdefault("env", {})
+        if isinstance(env, EnvConfig):
+            changes["env"] = replace(env, num_envs=num_envs)
+        elif isinstance(env, Mapping):
+            changes["env"] = {**env, "num_envs": num_envs}
     changes["gpu_ids"] = _gpu_ids(str(device))
     found, chosen, devices = _choose(task, name, config, changes)
     plan = make_plan(found, chosen, devices)

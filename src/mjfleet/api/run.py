@@ -14,13 +14,13 @@ from mjfleet.api.choose_task import as_flags, choose_task, new_run_dir
 from mjfleet.api.command_process import CommandProcess, folder_of, is_notebook
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.config import TrainConfig, from_dict
-from mjfleet.config.dict_conversion import plain
+from mjfleet.config.dict_conversion import plain, value_at
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import BEST, checkpoints_in
 from mjfleet.runs.find_run import find_run, group_of, name_of
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
-from mjfleet.runs.named_run import recorded_config
-from mjfleet.runs.run_json import read_record, record_of
+from mjfleet.runs.named_run import read_run, recorded_config
+from mjfleet.runs.run_json import read_record
 from mjfleet.runs.run_lock import is_locked
 from mjfleet.worker.failure_record import Failure, read_failures
 
@@ -52,7 +52,7 @@ class Run:
         if self.path.is_file():
             raise UserError(f"{run} is a file, no run directory; Run.policy takes a checkpoint.")
         self._process: CommandProcess | None = None
-        self._task = str(record_of(self.path)["task"])
+        self._task = read_run(self.path, str(run)).task
 
     @classmethod
     def of_process(cls, process: CommandProcess, run_dir: Path, background: bool) -> "Run":
@@ -190,8 +190,8 @@ class Run:
         if fork:
             log_root = self.path.parents[2 if group_of(self.path) else 1]
             names = {"experiment_name": self.path.relative_to(log_root).parts[0]}
-            agent = plain(changes.get("agent", {}))
-            names |= {name: agent[name] for name in DIRECTORY_FIELDS if name in agent}
+            given = plain(changes)
+            names |= {n: v for n in DIRECTORY_FIELDS if (v := value_at(given, f"agent.{n}"))}
             where = {"log_root": str(log_root), "run_dir": changes.get("run_dir")}
             run_dir, made = new_run_dir(from_dict(TrainConfig(), {**where, "agent": names}))
             changes |= {"fork": True, "run_dir": run_dir}
@@ -214,7 +214,7 @@ class Run:
         """
         from mjfleet.api.policy import Policy
 
-        return Policy(str(checkpoint or self.path), device)
+        return Policy(str(self.path if checkpoint is None else checkpoint), device)
 
     def evaluate(
         self, episodes: int = 64, checkpoint: str | Path | None = None, **flags: Any
@@ -275,7 +275,9 @@ class Run:
         `flags` are those of `mjfleet export`: `format="torchscript"`. UserError as for `evaluate`.
         """
         names = {"torchscript": "policy.pt", "pretrained": f"{self.task}.pt"}
-        self._command("export", checkpoint or self.path, output=path, **flags)
+        self._command(
+            "export", self.path if checkpoint is None else checkpoint, output=path, **flags
+        )
         name = names.get(str(flags.get("format")), "policy.onnx")
         return Path(path) if path else self.path / "exported" / name
 
@@ -295,7 +297,9 @@ class Run:
         return self._process
 
     def _play(self, checkpoint: str | Path | None, **flags: Any) -> None:
-        self._command("play", self.task, "--resume", checkpoint or self.path, **flags)
+        self._command(
+            "play", self.task, "--resume", self.path if checkpoint is None else checkpoint, **flags
+        )
 
     def _command(self, *arguments: str | Path, **flags: Any) -> None:
         """Run a command of mjfleet's, quietly; UserError if it fails."""

@@ -11,7 +11,7 @@ from mjfleet.errors import UserError
 from mjfleet.runs.config_yaml import placement_flags, write_config
 from mjfleet.runs.run_json import CONFIG_FILE
 
-OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "fork")
+OF_COMMAND = ("seeds", "per_run", "dry_run", "resume", "fork", "as_trained", "config")
 """Flags of `train` that this function has no equal for."""
 
 

@@ -29,13 +29,18 @@ from mjfleet.errors import UserError
 from mjfleet.launch.devices import uses_gpus
 from mjfleet.launch.hosts.host_environment import without_values
 from mjfleet.registry import FoundTask, Registry, bundled_tasks, discover, find_task
-from mjfleet.runs.config_yaml import classes_in, from_file, read_config, recorded_in
-from mjfleet.runs.find_run import refuse_inside_run
+from mjfleet.runs.config_yaml import (
+    classes_in,
+    from_file,
+    from_typed_file,
+    read_config,
+    recorded_in,
+)
+from mjfleet.runs.find_run import refuse_log_root
 from mjfleet.runs.named_run import networks_of, recorded_config, with_teacher
 from mjfleet.runs.own_runs import note_of
 from mjfleet.runs.read_facts import read_facts
 from mjfleet.runs.run_files import pin_files
-from mjfleet.runs.run_json import record_file
 from mjfleet.runs.run_lock import RunLock
 from mjfleet.runs.start import INIT_STD, NEW, Chosen, Start, compare, decide
 from mjfleet.runs.task_snapshot import changes_since, is_snapshot
@@ -149,8 +154,7 @@ def configure(
         config = found.with_usual_on_gpu(config, {*typed, *by_dotted_name(file)})
     config = settle(found, config, typed.__contains__)
     if not (start.run_dir or config.run_dir):
-        runs = Path(config.log_root, config.agent.experiment_name)
-        refuse_inside_run(runs, f"--log-root {config.log_root}: a run would be")
+        refuse_log_root(config.log_root, config.agent.experiment_name)
     config = pin_files(found, config, start.base, recorded)
     if start.kind.startswith("continue"):
         # The run has these in its configuration.
@@ -204,13 +208,9 @@ def _under_the_flags(
         name, given = f"{flag} {start.base}: its config.yaml", {*typed, *UNUSED}.__contains__
         config = from_file(found, data, name, note_of(start.base), given, config)
     if typed_run.config is not None:
-        place, name = Path(typed_run.config).parent, f"--config {typed_run.config}"
+        name = f"--config {typed_run.config}"
         is_given = {*typed - {"config"}}.__contains__  # The flag does not stand for another file.
-        config = from_file(found, file, name, note_of(place), is_given, config)
-        folder = None if is_given("tasks_dir") else file.get("tasks_dir")
-        if folder and not Path(folder).is_dir() and not record_file(place).exists():
-            # That of a run or group may be another machine's.
-            raise UserError(f"{name}: its tasks_dir, {folder}, is no folder.")
+        config = from_typed_file(found, typed_run.config, file, name, is_given, config)
     return recorded_in(found, data, algorithm or config.agent.algorithm.name), config
 
 

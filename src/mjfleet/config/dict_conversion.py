@@ -65,12 +65,16 @@ def value_at(data: Any, name: str, default: Any = None) -> Any:
     return data
 
 
-def plain(value: Any, name: str = "a value") -> Any:
-    """Return a value, or a configuration, as `to_dict` returns the values of its fields."""
+def plain(value: Any, name: str = "") -> Any:
+    """Return a value, or a configuration, as `to_dict` returns the values of its fields.
+
+    Messages call it by its `name`, if it has one, and what is in it by dotted names.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         return to_dict(value)
     if isinstance(value, Mapping):
-        return {_plain_leaf(key, name): plain(item, name) for key, item in value.items()}
+        inside = f"{name}." if name else ""
+        return {_plain_leaf(key, name): plain(value[key], f"{inside}{key}") for key in value}
     if isinstance(value, (list, tuple)):
         return [plain(item, name) for item in value]
     return _plain_leaf(value, name)
@@ -89,9 +93,9 @@ def _plain_leaf(value: Any, name: str) -> Any:
     if isinstance(value, Number) and hasattr(value, "item"):
         return value.item()  # pyright: ignore[reportAttributeAccessIssue] # A number of NumPy's.
     raise UserError(
-        f"`{name}` holds {value!r}, a {type(value).__name__}; a configuration holds numbers, text, "
-        "true or false, None, paths, enumerations, and lists, tuples, dicts and dataclasses of "
-        "these."
+        f"`{name or 'a value'}` holds {value!r}, a {type(value).__name__}; a configuration holds "
+        "numbers, text, true or false, None, paths, enumerations, and lists, tuples, dicts and "
+        "dataclasses of these."
     )
 
 

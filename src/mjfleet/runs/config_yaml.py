@@ -17,7 +17,8 @@ from mjfleet.config.unused_fields import unused_fields
 from mjfleet.config.validation import is_class_path
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
-from mjfleet.runs.own_runs import Note
+from mjfleet.runs.own_runs import Note, note_of
+from mjfleet.runs.run_json import record_file
 from mjfleet.runs.task_snapshot import is_snapshot
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.console import printable
@@ -133,6 +134,26 @@ def from_file(
             "it. Give what you want by flags of `train`, or in the task's config.py; the file "
             f"has {flags}"
         )
+    return config
+
+
+def from_typed_file(
+    found: FoundTask,
+    path: str,
+    data: Mapping[str, Any],
+    name: str,
+    is_given: IsGiven,
+    default: TrainConfig,
+) -> TrainConfig:
+    """Return what `from_file` does of a file that the user names, with the note of its run.
+
+    UserError also if its `tasks_dir` is not there, unless a run's file names another machine's.
+    """
+    place = Path(path).parent
+    config = from_file(found, data, name, note_of(place), is_given, default)
+    folder = None if is_given("tasks_dir") else data.get("tasks_dir")
+    if folder and not Path(folder).is_dir() and not record_file(place).exists():
+        raise UserError(f"{name}: its tasks_dir, {folder}, is no folder.")
     return config
 
 

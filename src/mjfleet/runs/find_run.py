@@ -106,6 +106,7 @@ def find_run(
     if wanted.startswith(ON_WANDB):
         from mjfleet.runs.wandb_run import fetch_run  # Others do not wait for it.
 
+        refuse_inside_run(root, f"--log-root {root}: a run would be")
         return fetch_run(wanted, name, root)
     folder, _, last = wanted.rpartition("/")
     if wanted == LATEST or (last == LATEST and not os.path.exists(wanted)):
@@ -156,6 +157,11 @@ def refuse_inside_run(folder: Path, what: str) -> None:
     for outer in (path, *path.parents):
         if all(os.path.exists(outer / name) for name in (RECORD_FILE, CONFIG_FILE)):
             raise UserError(f"{what} inside the run {outer}: name another folder.")
+
+
+def refuse_log_root(log_root: str | Path, experiment: str) -> None:
+    """Raise UserError if the runs of an experiment would be inside a run."""
+    refuse_inside_run(Path(log_root, experiment), f"--log-root {log_root}: a run would be")
 
 
 def _is_run(folder: Path) -> bool:
