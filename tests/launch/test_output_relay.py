@@ -25,6 +25,16 @@ SHOUT = f"""if RANK == 0:
                     print(f"line {{i}}")
                     print(f"error {{i}}", file=sys.stderr)"""
 
+FULL = """
+import os
+os.set_blocking(1, False)
+try:
+    while os.write(1, bytes(4096)):
+        pass
+except BlockingIOError:
+    os.set_blocking(1, True)
+"""
+
 RELAY = """
 import sys, time
 from pathlib import Path
@@ -55,9 +65,12 @@ for number in range(20):
 """
 
 
-def test_output_that_nobody_reads_holds_up_no_worker(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", ["", FULL], ids=("later", "from the first line"))
+def test_output_that_nobody_reads_holds_up_no_worker(
+    start: Start, tmp_path: Path, late: str
+) -> None:
     write_noisy(tmp_path, step=SHOUT)
-    process = start("train", "noisy", *PAIR[-4:])
+    process = start("train", "noisy", *PAIR[-4:], late=late)
     assert wait_until(lambda: any(tmp_path.glob("logs/*/*/run.json")), PATIENCE)
     record = only_run(tmp_path, "noisy") / "run.json"
     assert wait_until(lambda: json.loads(record.read_text())["status"] != "running", PATIENCE)
@@ -68,7 +81,7 @@ def test_output_that_nobody_reads_holds_up_no_worker(start: Start, tmp_path: Pat
     # The launcher's own lines may stand within one that the pipe has taken in two parts.
     own = re.findall(r"(?:run directory: |rank 0: |iteration=).*\n", shown)
     rest = re.sub("|".join(map(re.escape, own)), "", shown)
-    assert rest == "".join(f"line {number}\n" for number in range(LINES))
+    assert rest.lstrip("\0") == "".join(f"line {number}\n" for number in range(LINES))
     assert errors.splitlines() == [f"error {number}" for number in range(LINES)]
 
 

@@ -5,6 +5,7 @@ import fcntl
 import os
 import pty
 import select
+import sys
 import termios
 import threading
 import tty
@@ -12,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO, Self
+
+from mjfleet.utils.console import printable
 
 LOG_LIMIT = 16 << 20  # Bytes by which the terminal may be behind the log file before it loses some.
 MEMORY_LIMIT = 1 << 20  # The same without a log file: they are kept in memory.
@@ -52,6 +55,11 @@ class OutputRelay:
         """The files that a worker on this host opens as its standard output and error."""
         out, error = (f"/proc/{os.getpid()}/fd/{ends[1]}" for ends in self._channels.values())
         return out, error
+
+    def print_line(self, text: str) -> None:
+        """Print a line of this process's own before what workers print from now on."""
+        line = f"{printable(text)}\n"
+        self._terminal.show(1, line.encode(sys.stdout.encoding, "backslashreplace"))
 
     def pass_on(self, stream: int, data: bytes) -> None:
         """Write output of rank 0 to both; a failure is a warning, since rank 0 must not wait."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -47,11 +48,12 @@ def run_plan(
     patience = 0.0  # Whom a second signal ends waits for nobody.
     try:
         with stop.installed():
-            if run_dir:
-                _announce(plan)
+            lines = [*_announced(plan)] if run_dir else []
             if connections:
-                end = supervise(plan, connections, stop)
+                end = supervise(plan, connections, stop, lines)
             else:
+                for line in lines:
+                    print_line(line)
                 end = train_in_process(plan.worker_args(), plan.rank, stop, finish)
                 is_failure = isinstance(end, Failure)
                 patience = ALONE_SECONDS if is_failure else plan.config.collective_timeout
@@ -74,14 +76,14 @@ def run_plan(
     return code
 
 
-def _announce(plan: LaunchPlan) -> None:
-    """Print where the run is, and from what it begins or continues."""
-    for line in (f"run directory: {plan.run_dir}", *plan.notes):
-        print_line(line)
+def _announced(plan: LaunchPlan) -> Iterator[str]:
+    """Yield lines that say where the run is, and from what it begins or continues."""
+    yield f"run directory: {plan.run_dir}"
+    yield from plan.notes
     if plan.checkpoint:
         is_init = plan.checkpoint.name == INIT
         how = "beginning with networks of" if is_init else "continuing from"
-        print_line(f"{how} {(is_init and plan.config.init_from) or plan.checkpoint}")
+        yield f"{how} {(is_init and plan.config.init_from) or plan.checkpoint}"
 
 
 def _finish(

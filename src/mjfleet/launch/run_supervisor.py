@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -39,9 +40,11 @@ HOST_AGENTS_END_SECONDS = (
 
 
 def supervise(
-    plan: LaunchPlan, connections: HostConnections, stop: StopRequest
+    plan: LaunchPlan, connections: HostConnections, stop: StopRequest, lines: Sequence[str] = ()
 ) -> Outcome | Failure:
     """Run all workers of all hosts until they are done or one has failed; end the host agents.
+
+    `lines` are printed before rank 0's output, and hold up nothing where nobody reads them.
 
     Raises:
         Stopped: a signal arrived before training had begun, or a second one.
@@ -49,6 +52,8 @@ def supervise(
     with ExitStack() as stack:
         log_file = plan.logs and plan.logs / log_name(plan.hosts[0].host)
         relay = stack.enter_context(OutputRelay(log_file))
+        for line in lines:
+            relay.print_line(line)
         stack.enter_context(connections)
         if not all(host.is_here for host in connections):
             # Other hosts would take a launcher that Ctrl-Z suspends for lost.
