@@ -232,10 +232,12 @@ def test_samples_that_do_not_count_leave_the_temperature_as_it_is(tmp_path: Path
     assert found[0] != 0
 
 
+@pytest.mark.parametrize("is_captured", [False, True])
 def test_numbers_that_are_not_finite_are_explained_where_the_ring_begins_again(
-    tmp_path: Path,
+    is_captured: bool, tmp_path: Path
 ) -> None:
-    runner, checkpointer = begin(tmp_path, agent(4))
+    capture = CudaGraphStub().capture if is_captured else None  # It is then found after updates.
+    runner, checkpointer = begin(tmp_path, agent(4), capture)
     rewards: Any = runner.env.rewards
     steps, last = iter(range(100)), runner.alg.replay.length - 1
 

@@ -144,7 +144,7 @@ class Critics(MLPModel):
         place = ((values.clamp(low, high) - low) / (high - low) * (atoms - 1)).clamp(0, atoms - 1)
         lower = place.floor().clamp(max=atoms - 2)
         share = place - lower
-        index = lower.long()
+        index = lower.nan_to_num().long()  # A GPU would end the process by a wrong one.
         found = torch.zeros_like(probabilities)
         found.scatter_add_(1, index, probabilities * (1.0 - share))
         found.scatter_add_(1, index + 1, probabilities * share)
