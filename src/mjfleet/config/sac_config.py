@@ -83,13 +83,13 @@ class SACConfig(AlgorithmConfig):
     learning_rate_end_factor: Annotated[float, between(0.001, 1)] = 0.1
     """What the learning rate is multiplied by at the end of the run, to which it falls along a
     cosine, as in FlashSAC; 1: it is constant."""
-    tau: Fraction = 0.01
+    tau: Annotated[float, Rule(lambda v: 0 < v <= 1, "above 0, at most 1")] = 0.01
     """Share of the critics that the target critics take over in an update."""
     initial_temperature: Positive = 0.01
     """Weight of the entropy at first."""
-    target_std: Annotated[float, between(0.001, 0.48)] = 0.15
+    target_std: Annotated[float, between(0.001, 0.47)] = 0.15
     """Deviation of actions, as a share of their limits, whose entropy the temperature aims at;
-    above 0.48 no policy has that entropy."""
+    above 0.47 hardly a policy has that entropy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

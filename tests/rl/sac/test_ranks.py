@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mjfleet.errors import UserError
 from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.learner import Setup, Step
 from mjfleet.rl.ranks.collectives import Collectives
@@ -133,6 +134,13 @@ def resume_without_a_file(ranks: Ranks, folder: str) -> dict[str, Any]:
     return found
 
 
+def refuse_a_batch(ranks: Ranks, folder: str) -> str:
+    """Return why a batch of one sample is refused."""
+    with pytest.raises(UserError) as refused:
+        ranks.runner(agent(1, batch_size=1))
+    return str(refused.value)
+
+
 @pytest.fixture(scope="module")
 def found(
     tmp_path_factory: pytest.TempPathFactory, warm: "subprocess.Popen[str]"
@@ -140,7 +148,7 @@ def found(
     return run_ranks(
         warm,
         tmp_path_factory.mktemp("sac"),
-        [learn_together, see_together, resume_together, resume_without_a_file],
+        [learn_together, see_together, resume_together, resume_without_a_file, refuse_a_batch],
     )
 
 
@@ -170,3 +178,8 @@ def test_ranks_stay_in_step_where_one_has_lost_its_replay(found: list[dict[str, 
     others = "what the learner remembers on the other ranks, which have to learn in step"
     assert first["lost"] == second["lost"] == [lost, others]
     assert [row["loss/critic"] > 0 for row in first["rows"]] == [False, False, True]
+
+
+def test_a_batch_has_a_sample_for_each_rank(found: list[dict[str, Any]]) -> None:
+    text = "--agent.algorithm.batch-size is 1; it must be at least 2, one a worker."
+    assert [rank["refuse_a_batch"] for rank in found] == [text] * WORLD_SIZE

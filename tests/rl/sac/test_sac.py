@@ -127,6 +127,30 @@ def test_log_probabilities_are_those_of_the_transformed_distribution() -> None:
     assert torch.equal(actor(env.get_observations()), limit * torch.tanh(mean))
 
 
+def test_a_policy_can_have_the_largest_entropy_that_is_aimed_at(tmp_path: Path) -> None:
+    runner, _ = begin(tmp_path, agent(1, target_std=0.47))
+    actor, seen = runner.alg.actor, torch.zeros(200_000, 5)
+    last = actor.mlp[-1]
+    last.weight.data.zero_()
+    found = []
+    for raw in torch.linspace(0.35, 0.45, 5).tolist():  # Deviations before tanh: 0.72 to 0.98.
+        last.bias.data.copy_(torch.tensor([0.0, raw]))
+        _, log_probs = actor.sample(seen)
+        found.append(-log_probs.mean().item())
+    assert max(found) > runner.alg.target_entropy
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.inf, math.nan, torch.ones(3)])
+def test_limits_of_actions_that_are_none_are_refused(
+    limit: float | torch.Tensor, tmp_path: Path
+) -> None:
+    env = build_task(TASK, "native", "cpu", num_envs=8)
+    env.action_limit = limit
+    text = r"action_limit is .*; for sac it must be a finite number above 0, or 1 of them"
+    with pytest.raises(UserError, match=text):
+        Runner(env, agent(1), "cpu", 1, FOUND.load)
+
+
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_resumed_run_goes_on_as_if_it_had_not_ended(
     saves: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -277,8 +301,8 @@ def test_iterations_that_share_an_update_make_no_more_of_them(tmp_path: Path) ->
 def test_a_run_that_ends_before_its_first_update_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for iterations, expected in ((1, 1), (2, 0)):
-        runner, _ = begin(tmp_path, agent(iterations))
+    for iterations, share, expected in ((1, 0.25, 1), (2, 0.25, 0), (9, 1e-4, 1), (9, 1e-2, 0)):
+        runner, _ = begin(tmp_path, agent(iterations, updates_per_transition=share))
         runner.alg.begin()
         found = capsys.readouterr()
         assert (found.out + found.err).count("this run ends before, and learns nothing") == expected
@@ -410,7 +434,8 @@ def test_its_numbers_are_flags_and_those_of_networks_that_it_lacks_are_refused(
         done = run(*words, f"--agent.{flag}", value)
         assert (done.returncode, "has no effect" in done.stderr) == (2, True), done.stderr
     for flag, value, allowed in (
-        ("target-std", "0.6", "between 0.001 and 0.48"),
+        ("target-std", "0.48", "between 0.001 and 0.47"),
+        ("tau", "0", "above 0, at most 1"),
         ("updates-per-transition", "1e9", "greater than 0, at most 100"),
         ("batch-size", "1000001", "at most --agent.algorithm.replay-size, 1000000"),
     ):

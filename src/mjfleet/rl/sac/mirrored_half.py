@@ -11,6 +11,7 @@ from mjfleet.errors import UserError
 from mjfleet.rl.equivariance import Mirror, join, read_mirrors
 from mjfleet.rl.learner import Setup
 from mjfleet.rl.networks import augmentation
+from mjfleet.rl.sac.seeing import limits_of
 
 
 class MirroredHalf:
@@ -38,7 +39,7 @@ class MirroredHalf:
             partial(mirror, env), sizes, env.num_actions, device
         )
         # Actions are shares of their limits, which may differ between the sides.
-        limit = torch.as_tensor(env.action_limit, device=device).expand(env.num_actions)
+        limit = limits_of(env)
         self._actions = Mirror(source, sign * (limit[source] / limit))
 
     def of_groups(self, names: Sequence[str]) -> Mirror:

@@ -9,13 +9,14 @@ import math
 from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tensordict import TensorDict
 from torch import nn
 
 from mjfleet.config import AgentConfig, SACConfig
+from mjfleet.config.validation import Rule, check
 from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.rl.device.graph_capture import Captured
@@ -28,7 +29,7 @@ from mjfleet.rl.sac.networks import Critics, SquashedActor
 from mjfleet.rl.sac.pink_noise import PinkNoise
 from mjfleet.rl.sac.replay import Replay, Samples
 from mjfleet.rl.sac.reward_scale import RewardScale
-from mjfleet.rl.sac.seeing import SeeingActor, SeeingCritics, build
+from mjfleet.rl.sac.seeing import SeeingActor, SeeingCritics, build, limits_of
 from mjfleet.sim.deferred import Deferred
 from mjfleet.sim.device_memory import free_memory
 from mjfleet.utils.console import print_line
@@ -45,7 +46,6 @@ class SAC(Learner):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         env, agent, device = setup.env, setup.agent, setup.device
-        self.config: Any
         config, ranks = self.config, self.collectives.world_size
         self.env, self.torch_threads, self._num_iterations = env, 1, agent.max_iterations
         obs = env.get_observations()
@@ -76,7 +76,8 @@ class SAC(Learner):
         self.warm_up = max(config.n_step, -(-config.warm_up // (env.num_envs * ranks)))
         """Rows of the replay before the first update."""
         self.replay = self._make_replay(seen)
-        self.batch_size = max(1, config.batch_size // ranks)
+        check(config, batch_size=Rule(lambda n: n >= ranks, f"at least {ranks}, one a worker"))
+        self.batch_size = config.batch_size // ranks
         self._before, self._following = (self.replay.room(self.batch_size) for _ in range(2))
         """The observations of the batch, and those after it, at fixed addresses."""
         shapes = (env.num_actions,), (), (), ()
@@ -100,9 +101,7 @@ class SAC(Learner):
 
     @classmethod
     def policy_of(cls, env: Env[Any], agent: AgentConfig, load: Load) -> Any:
-        config: Any = agent.algorithm
-        limit = torch.as_tensor(env.action_limit, dtype=torch.float32, device=env.device)
-        sizes = limit.expand(env.num_actions).clone(), config.actor_hidden_dims
+        sizes = limits_of(env), cast(SACConfig, agent.algorithm).actor_hidden_dims
         return build((SquashedActor, SeeingActor), env, agent, *sizes)
 
     def _make_replay(self, observed: dict[str, torch.Tensor]) -> Replay:
@@ -152,8 +151,9 @@ class SAC(Learner):
     def begin(self) -> None:
         """Say that updates wait."""
         if not self._can_learn and self.collectives.rank == 0:
-            steps = self.replay.count + (self._num_iterations - self.iterations) * self.num_steps
-            never = ": this run ends before, and learns nothing" * (steps <= self.warm_up)
+            begun = self.iterations + (self.warm_up - self.replay.count) // self.num_steps
+            before, due = (round(n * self.num_updates) for n in (begun, self._num_iterations))
+            never = ": this run ends before, and learns nothing" * (due <= before)
             print_line(
                 f"each worker's replay begins with {self.replay.count:,} steps of its environments,"
                 f" and updates wait until there are more than {self.warm_up:,}{never}"
@@ -190,8 +190,8 @@ class SAC(Learner):
         done, due = (round(n * self.num_updates) for n in (self.iterations - 1, self.iterations))
         config, left = self.config, due - done if self._can_learn else 0
         begun = self.updates
-        while left > 0:
-            number = min(CHUNK, left)
+        for first in range(0, left, CHUNK):
+            number = min(CHUNK, left - first)
             samples = self.replay.sample(number * self.batch_size, config.n_step, config.gamma)
             for i in range(number):
                 self._take(samples, i * self.batch_size)
@@ -202,7 +202,6 @@ class SAC(Learner):
                     self._step("actor_optimizer")
                 self.updates += 1
                 self.beat()
-            left -= number
         temperature = self.temperature["log"].detach().exp()
         return self.losses.means(range(begun, self.updates), temperature, self.rewards.scale)
 

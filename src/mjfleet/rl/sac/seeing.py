@@ -4,6 +4,7 @@ import contextlib
 import io
 from typing import Any
 
+import torch
 from rsl_rl.models import CNNModel, MLPModel
 
 from mjfleet.config import AgentConfig, to_dict
@@ -55,3 +56,15 @@ def build(
     except ValueError as error:
         raise UserError(f"the networks cannot be built: {error}") from error
     return network
+
+
+def limits_of(env: Env[Any]) -> torch.Tensor:
+    """Return the limit of each action, `(num_actions,)`; UserError if they are none."""
+    limit = torch.as_tensor(env.action_limit, dtype=torch.float32, device=env.device)
+    sizes = (), (1,), (env.num_actions,)
+    if limit.shape in sizes and ((limit > 0) & limit.isfinite()).all():
+        return limit.expand(env.num_actions).clone()
+    raise UserError(
+        f"{type(env).__name__}.action_limit is {limit.tolist()}; for sac it must be a finite "
+        f"number above 0, or {env.num_actions} of them, one for each action."
+    )
