@@ -45,3 +45,44 @@ def test_wrong_words_about_clips_are_refused(refusal: Refusal, tmp_path: Path) -
         assert "frames a second; it must be from 0.1 to 100000" in refusal(*still)
     bad = refusal("mjfleet", "clip", "convert", *WALK, "--output", "walk.csv")
     assert "--output walk.csv: the file's name must end in .npz" in bad
+
+
+DRONE_CONFIG = """
+from mjfleet.config import EnvConfig, Task
+
+TASKS = {"drone": Task(summary="It flies.", env_class="env:Drone", env=EnvConfig())}
+"""
+DRONE_ENV = """
+from mjfleet.env import Env
+
+class Drone(Env):
+    model_file = "drone.xml"
+
+    def apply(self, action):
+        self.sim.ctrl[:] = action
+
+    def observe(self):
+        return {"actor": self.sim.qpos, "critic": self.sim.qpos}
+
+    def rewards(self):
+        return {"height": self.sim.qpos[:, 2]}
+
+    def reset_worlds(self, mask):
+        pass
+"""
+DRONE = """<mujoco><worldbody><body name="hull" pos="0 0 1">
+<freejoint/><geom size="0.1"/><site name="rotor"/>
+</body></worldbody><actuator><motor site="rotor" gear="0 0 1 0 0 0"/></actuator></mujoco>"""
+
+
+def test_a_robot_without_joints_has_clips_too(
+    output: Output, refusal: Refusal, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tasks" / "drone"
+    folder.mkdir(parents=True)
+    for name, text in (("config.py", DRONE_CONFIG), ("env.py", DRONE_ENV), ("drone.xml", DRONE)):
+        (folder / name).write_text(text)
+    np.savetxt(tmp_path / "up.csv", [[0, 0, z, 0, 0, 0, 1] for z in (1, 2)], delimiter=",")
+    show = ("mjfleet", "clip", "show", "up.csv", "--robot", "drone")
+    assert "0 joints; the base goes 0 m, 1 to 2 m high" in output(*show)
+    assert "--plot draws joints, and the robot has none" in refusal(*show, "--plot", "up.png")

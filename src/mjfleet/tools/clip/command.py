@@ -80,6 +80,8 @@ def clip(arguments: Sequence[str]) -> int:
     model = found.load(found.task.env_class).make_model(found.defaults().env)
     path = path_of(parsed.file, [found.folder])
     read = read_clip(path, model, parsed.rate)
+    if plot and not read.joints:
+        raise UserError("--plot draws joints, and the robot has none.")
     print_line(f"{file_name(parsed.file)}: {described(read, model)}")
     if output:
         write_output(output, read.write)
@@ -103,7 +105,8 @@ def described(read: "Clip", model: Any) -> str:
     if qpos.shape[1] > count:
         ahead, low, high = qpos[-1, :2] - qpos[0, :2], qpos[:, 2].min(), qpos[:, 2].max()
         text += f"; the base goes {(ahead @ ahead) ** 0.5:.3g} m, {low:.3g} to {high:.3g} m high"
-    for i, name, angles in zip(Robot(model).ids, read.joints, qpos[:, -count:].T, strict=True):
+    rows = qpos[:, qpos.shape[1] - count :].T
+    for i, name, angles in zip(Robot(model).ids, read.joints, rows, strict=True):
         joint = model.joint(i)
         low, high = joint.range
         if joint.limited and (angles.min() < low or angles.max() > high):
