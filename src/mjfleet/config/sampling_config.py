@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mjfleet.config.validation import Checked, Count, Fraction, Positive, Rule
+from mjfleet.config.validation import Checked, Fraction, Positive, Rule, between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class SamplingConfig(Checked, flags="env.sampling."):
     """Adaptive: the weight of a step's failures in their exponential mean."""
     floor: Positive = 0.1
     """Adaptive: what is added to the failures of all seconds together."""
-    kernel: Count = 1
+    kernel: Annotated[int, between(1, 1000)] = 1
     """Adaptive: seconds before a failure in which episodes begin more often, too."""
     decay: Fraction = 0.8
     """Adaptive: how much less so for each second."""

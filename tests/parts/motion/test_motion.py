@@ -176,6 +176,8 @@ def test_failures_draw_starts_as_an_oracle_says_whatever_an_iterations_length(
     assert env.motion.starts.probabilities().isfinite().all()
     with pytest.raises(UserError, match="it must be above 0 and below 1"):
         SamplingConfig(alpha=1.0)
+    with pytest.raises(UserError, match=r"--env.sampling.kernel is .* between 1 and 1000"):
+        SamplingConfig(kernel=2**31 - 1)
     # Uniform, and in evaluations, nothing adapts.
     env = build(clips, sampling=SamplingConfig(kind="uniform"), num_envs=6)
     before = env.motion.starts.probabilities()
