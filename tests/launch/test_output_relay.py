@@ -39,7 +39,7 @@ RELAY = """
 import sys, time
 from pathlib import Path
 import mjfleet.launch.output_relay as output_relay
-output_relay.LOG_LIMIT, output_relay.MEMORY_LIMIT = 300_000, 200_000
+output_relay.BEHIND_BYTES = 200_000
 log = Path(sys.argv[1]) if sys.argv[1:] else None
 with output_relay.OutputRelay(log) as relay:
     with open(relay.paths[0], "w") as out:
@@ -128,7 +128,7 @@ def test_a_terminal_that_is_too_far_behind_loses_whole_lines_and_says_how_many(
     assert {bool(where) for _, where in notes} == {bool(log)}
     before = shown.partition("lines that were not shown here: ")[0]
     assert whole.startswith(before)
-    assert len(before) > 200_000 - 65_536  # The smaller limit, less the piece that is beyond it.
+    assert len(before) > 200_000 - 65_536  # The limit, less the piece that is beyond it.
     kept = re.findall(r"^line \d+$", shown, re.M)
     assert sum(int(number) for number, _ in notes) + len(kept) == 100_002
     assert kept == sorted(set(kept), key=lambda line: int(line.split()[1]))

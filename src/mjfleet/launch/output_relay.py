@@ -16,8 +16,7 @@ from typing import BinaryIO, Self
 
 from mjfleet.utils.console import printable
 
-LOG_LIMIT = 16 << 20  # Bytes by which the terminal may be behind the log file before it loses some.
-MEMORY_LIMIT = 1 << 20  # The same without a log file: they are kept in memory.
+BEHIND_BYTES = 16 << 20  # By which the terminal may be behind rank 0 before it loses lines.
 SHOW_SECONDS = 2.0  # How long the end of a run waits for a terminal that is behind.
 
 
@@ -33,7 +32,7 @@ class OutputRelay:
         self._log: BinaryIO | None = log_file.open("a+b", buffering=0) if log_file else None
         self.passed = 0
         """Bytes of rank 0 so far."""
-        self._terminal = _Terminal(self._log)
+        self._terminal = _Terminal(f"; {log_file} has them" if log_file else "")
         self._channels = {stream: _channel(stream) for stream in (1, 2)}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._copy, name="relay", daemon=True)
@@ -48,6 +47,8 @@ class OutputRelay:
         for ends in self._channels.values():
             for end in ends:
                 os.close(end)
+        if self._log:
+            self._log.close()
         self._terminal.close()
 
     @property
@@ -63,16 +64,15 @@ class OutputRelay:
 
     def pass_on(self, stream: int, data: bytes) -> None:
         """Write output of rank 0 to both; a failure is a warning, since rank 0 must not wait."""
-        place, self.passed = None, self.passed + len(data)
+        self.passed += len(data)
         if self._log:
             try:
                 self._log.write(data)
-                place = self._log.tell() - len(data)
             except OSError as error:
                 text = f"{self._log.name} ends here: {error.strerror}\n"
                 self._terminal.show(2, text.encode(errors="replace"))
                 self._log = None
-        self._terminal.show(stream, data, place)
+        self._terminal.show(stream, data)
 
     def _copy(self) -> None:
         streams = {reader: stream for stream, (reader, _) in self._channels.items()}
@@ -91,36 +91,33 @@ class OutputRelay:
 class _Terminal:
     """Writes to this process's standard output and error, in a thread that may be held up there.
 
-    What it has not written yet is in the log file, or in memory. Beyond a limit whole lines are
-    left out, and a line says how many.
+    Beyond a limit of what it has not written yet, whole lines are left out. A line says how many,
+    and where they are.
     """
 
-    def __init__(self, log: BinaryIO | None) -> None:
-        self._log = log
-        # Stream, size, and the data itself or its place in the log file.
-        self._pieces = SimpleQueue[tuple[int, int, bytes | int] | None]()
+    def __init__(self, where_all_is: str) -> None:
+        self._where_all_is = where_all_is
+        self._pieces = SimpleQueue[tuple[int, bytes] | None]()  # With the number of the stream.
         self._queued = self._written = 0  # Bytes; each number is changed by one thread.
         self._missing: dict[int, int] = {}  # Lines of a stream that are being left out.
         self._thread = threading.Thread(target=self._write, name="terminal", daemon=True)
         self._thread.start()
 
-    def show(self, stream: int, data: bytes, place: int | None = None) -> None:
-        """Write data, which is at a `place` in the log file or nowhere, as soon as possible."""
-        limit = MEMORY_LIMIT if place is None else LOG_LIMIT
+    def show(self, stream: int, data: bytes) -> None:
+        """Write data as soon as possible."""
         behind = self._queued - self._written + len(data)
         line_end = data.find(b"\n") + 1
         if stream in self._missing:
-            if behind > limit // 2 or not line_end:
+            if behind > BEHIND_BYTES // 2 or not line_end:
                 self._missing[stream] += data.count(b"\n")
                 return
             self._missing[stream] += 1
             self._say_what_is_missing(stream)
-            data, place = data[line_end:], None if place is None else place + line_end
-        elif behind > limit:
+            data = data[line_end:]
+        elif behind > BEHIND_BYTES:
             self._missing[stream] = data.count(b"\n", line_end)
             data = data[:line_end]
-        self._queued += len(data)
-        self._pieces.put((stream, len(data), data if place is None else place))
+        self._queue(stream, data)
 
     def close(self) -> None:
         """Write what is left; where nobody reads it, the end of this process waits for that."""
@@ -132,26 +129,25 @@ class _Terminal:
             atexit.register(self._thread.join)
 
     def _say_what_is_missing(self, stream: int) -> None:
-        where = f"; {self._log.name} has them" if self._log else ""
-        text = f"lines that were not shown here: {self._missing.pop(stream)}{where}\n"
-        self._queued += len(data := text.encode(errors="replace"))
-        self._pieces.put((stream, len(data), data))
+        number = self._missing.pop(stream)
+        text = f"lines that were not shown here: {number}{self._where_all_is}\n"
+        self._queue(stream, text.encode(errors="replace"))
+
+    def _queue(self, stream: int, data: bytes) -> None:
+        self._queued += len(data)
+        self._pieces.put((stream, data))
 
     def _write(self) -> None:
         silent: set[int] = set()
         while piece := self._pieces.get():
-            stream, size, data = piece
+            stream, data = piece
+            size = len(data)
             try:
-                if isinstance(data, int):
-                    assert self._log is not None
-                    data = os.pread(self._log.fileno(), size, data)
                 while data and stream not in silent:
                     data = data[os.write(stream, data) :]
             except OSError:  # As after `| head`, or on a full disk: the log file has it.
                 silent.add(stream)
             self._written += size
-        if self._log:
-            self._log.close()
 
 
 def _channel(stream: int) -> tuple[int, int]:
