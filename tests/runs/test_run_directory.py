@@ -22,6 +22,7 @@ from mjfleet.launch.launch_plan import make_plan
 from mjfleet.registry import discover
 from mjfleet.runs import run_directory, run_lock
 from mjfleet.runs.named_run import Parent
+from mjfleet.runs.own_runs import note_of, remove_note
 from mjfleet.runs.run_directory import (
     LauncherLog,
     RunDirectory,
@@ -227,7 +228,32 @@ def test_an_id_on_wandb_is_used_only_by_the_installation_that_had_it(
     write_record(path, id="theirs")
     resume(path, config, lock_run(path)).close()
     assert read_record(path)["id"] not in ("theirs", run_id)
-    assert "W&B: a new run, since" in capsys.readouterr().err
+    assert "W&B: a new run in" in capsys.readouterr().err
+
+
+def test_a_copy_of_a_run_becomes_a_run_of_its_own_and_one_that_was_moved_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    defaults = TASK.defaults()
+    config = replace(defaults, agent=replace(defaults.agent, logger=("wandb",)))
+    path, copy = tmp_path / "run", tmp_path / "copy"
+    begin(path, config).close()
+    run_id = read_record(path)["id"]
+    shutil.copytree(path, copy)
+    for _ in range(2):
+        resume(copy, config, lock_run(copy)).close()
+        resume(path, config, lock_run(path)).close()
+    own = read_record(copy)["id"]
+    assert read_record(path)["id"] == run_id != own
+    assert capsys.readouterr().err.splitlines() == [
+        f"W&B: a new run in {copy}: it is a copy of {path}"
+    ]
+    remove_note(copy)
+    assert note_of(copy) is None
+    assert note_of(path)
+    path = path.rename(tmp_path / "moved")
+    resume(path, config, lock_run(path)).close()
+    assert read_record(path)["id"] == run_id
 
 
 def test_one_process_at_a_time_trains_in_a_run_directory(tmp_path: Path) -> None:

@@ -52,8 +52,22 @@ def tasks_dir_of(folder: Path) -> str | None:
 
 def id_of(folder: Path) -> str:
     """Return the id of a run that was begun here, or a new one; it is the run's id on W&B, too."""
-    note = note_of(folder)
+    note = None if copied_from(folder) else note_of(folder)
     return note.run_id if note else uuid4().hex[:16]
+
+
+def copied_from(folder: Path) -> str | None:
+    """Return the directory of the run that a folder holds a copy of, if that is still there.
+
+    It is where the run was trained last. A run that was downloaded from W&B, which has no command,
+    is no copy.
+    """
+    with suppress(OSError, ValueError):
+        if (note := note_of(folder)) and not os.path.samefile(note.directory, folder):
+            ours, theirs = read_record(folder), read_record(Path(note.directory))
+            same = all(ours.get(name) == theirs.get(name) for name in ("id", "argv", "started"))
+            return note.directory if same and ours.get("argv") else None
+    return None
 
 
 def add_note(folder: Path, run_id: str, placement: Mapping[str, Any], code: str = "") -> None:

@@ -40,7 +40,7 @@ from mjfleet.runs.find_run import is_of_this_user, iterations_in, refuse_inside_
 from mjfleet.runs.git_state import git_state
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations
 from mjfleet.runs.named_run import Parent, begun_with
-from mjfleet.runs.own_runs import add_note, id_of, note_of, remove_note
+from mjfleet.runs.own_runs import add_note, copied_from, id_of, note_of, remove_note
 from mjfleet.runs.run_files import copy_files
 from mjfleet.runs.run_json import (
     CONFIG_FILE,
@@ -274,12 +274,13 @@ class RunDirectory:
 
     def _run_id(self, config: TrainConfig, parent: Parent | None) -> str:
         """Return the run's id: that of a run begun here, WANDB_RUN_ID, or a new one."""
-        wanted = os.environ.get("WANDB_RUN_ID")
-        if "wandb" in config.agent.logger and not note_of(self.path):
+        wanted, other = os.environ.get("WANDB_RUN_ID"), copied_from(self.path)
+        if "wandb" in config.agent.logger and (other or not note_of(self.path)):
             if wanted and wanted != (parent and parent.id):
                 return wanted
             if (self.path / RECORD_FILE).exists():
-                print_error(f"W&B: a new run, since this installation did not begin {self.path}")
+                why = f"it is a copy of {other}" if other else "this installation did not begin it"
+                print_error(f"W&B: a new run in {self.path}: {why}")
         return id_of(self.path)
 
 
