@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from mjfleet.registry import discover
 from mjfleet.runs.run_json import read_record
 from mjfleet.sweep.arguments import SweepArguments
-from mjfleet.sweep.study import Study, place_in
+from mjfleet.sweep.study import Study, _open_storage, place_in
 from mjfleet.sweep.trials import Trials, write_results
 
 RATE, DIMS = "agent.algorithm.learning_rate", "agent.actor.hidden_dims"
@@ -91,6 +91,25 @@ def test_two_machines_that_ask_at_the_same_moment_get_different_trials(
         ["a", "b"],
         ["b", "a"],
     )
+
+
+@pytest.mark.parametrize("place", ["sqlite:///{}/study.db", "{}/study.log"])
+def test_the_machine_that_begins_a_sweep_alone_lets_it_try_the_defaults(
+    tmp_path: Path, place: str
+) -> None:
+    found = discover({}).find("cartpole-balance")
+    study = Study(SweepArguments(try_=(f"{RATE}=1e-4..1e-2",)), found, found.defaults())
+    storage = place.format(tmp_path)
+    # Another machine has just created the study, and nothing in it yet.
+    record = optuna.create_study(
+        storage=_open_storage(storage), study_name=study.name, direction=study.direction
+    )
+    study.open(storage, "here", is_new=True)
+    record.enqueue_trial(study.defaults)
+    assert [trial.state for trial in record.trials] == [TrialState.WAITING]
+    trial = study.begin_trial()
+    assert trial
+    assert trial.params == study.defaults
 
 
 def test_a_trial_that_something_else_has_ended_is_left_and_the_sweep_continues(

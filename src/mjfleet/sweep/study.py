@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import optuna
-from optuna.exceptions import OptunaError
+from optuna.exceptions import DuplicatedStudyError, OptunaError
 from optuna.pruners import HyperbandPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import CmaEsSampler, GridSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
@@ -139,20 +139,19 @@ class Study:
                 raise UserError(
                     f"--storage {place} does not have the sweep {self.name}: give where it is."
                 )
-            self.record = optuna.create_study(
-                storage=self._storage,
-                sampler=self._sampler,
-                pruner=self._pruner,
-                study_name=self.name,
-                direction=self.direction,
-                load_if_exists=True,
-            )
+            how = {"storage": self._storage, "sampler": self._sampler, "pruner": self._pruner}
+            try:
+                self.record = optuna.create_study(
+                    study_name=self.name, direction=self.direction, **how
+                )
+                if self.defaults:
+                    self.record.enqueue_trial(self.defaults)
+            except DuplicatedStudyError:  # One machine has created it, and that one alone.
+                self.record = optuna.load_study(study_name=self.name, **how)
         except (OptunaError, SQLAlchemyError, ImportError) as error:
             raise UserError(f"--storage {place}: {in_a_line(error)}") from None
         agreed = self.record.user_attrs.get(AGREED)
         if agreed is None:
-            if self.defaults:
-                self.record.enqueue_trial(self.defaults)
             self.record.set_user_attr(AGREED, agreed := self._agreed)
         if wrong := [n for n in agreed | self._agreed if agreed.get(n) != self._agreed.get(n)]:
             raise UserError(
