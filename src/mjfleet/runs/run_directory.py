@@ -4,7 +4,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib import resources
 from pathlib import Path
 from secrets import token_hex
@@ -17,6 +17,7 @@ from mjfleet.runs.attempts import (
     ATTEMPTS,
     PLAN_FILE,
     TOKEN,
+    Attempts,
     attempts_in,
     complete,
     current_attempt,
@@ -115,63 +116,38 @@ class RunDirectory:
         self.task_hash, self.token, self._is_new = "", token_hex(8), chosen.start.run_dir is None
         self._is_group = "kind" in entries
         self._file = self.path / (GROUP_FILE if self._is_group else RECORD_FILE)
-        self._number = 0  # The attempt's, once something of it may be on disk.
-        self._made = list[Path]()  # The folders that were made for this attempt, parents last.
         self._log: LauncherLog | None = None
-        if self._is_new:
-            is_typed = bool(chosen.config.run_dir)
-            self._made = make_folder(path, "--run-dir" if is_typed else "--log-root")
-            if path not in self._made and not is_typed:
-                raise FileExistsError(path)
-        try:
+        with ExitStack() as undo:
+            self._undo = undo
+            if self._is_new:
+                is_typed = bool(chosen.config.run_dir)
+                made = make_folder(path, "--run-dir" if is_typed else "--log-root")
+                undo.callback(remove_empty, made)
+                if path not in made and not is_typed:
+                    raise FileExistsError(path)
             check_run_folder(path)
             if logs is not None:
                 made = make_folder(logs, "torchrunx log directory")
-                self._made = [*made, *self._made]
+                undo.callback(remove_empty, made)
                 if logs not in made:
                     raise FileExistsError(logs)
-            self._is_locked_first = chosen.lock is None
+                undo.callback(shutil.rmtree, logs, ignore_errors=True)
             patience = REQUEUE_SECONDS if self._is_new else BRIEF_SECONDS
             self._lock = chosen.lock or lock_run(path, patience)
+            undo.callback(self.close)
             if self._is_new and record_file(path).exists():
-                self._lock.close()
                 raise UserError(BEGUN.format(path))
-        except BaseException:
-            remove_empty(self._made)
-            raise
-        self._logs = logs
-        try:
-            self._enter(chosen, entries, placement)
-        except BaseException as error:
-            self.leave()
-            if isinstance(error, OSError):
+            if chosen.lock is None:
+                undo.callback((self.path / LOCK_FILE).unlink, missing_ok=True)
+            try:
+                self._enter(chosen, entries, placement)
+            except OSError as error:
                 raise UserError(f"{self.path}: {error.strerror}.") from None
-            raise
+            self._undo = undo.pop_all()
 
     def leave(self) -> None:
         """Take the attempt back, since nothing has run; of a new run, nothing is left."""
-        if self._is_new:
-            remove_note(self.path)
-            for path in written_in(self.path):
-                remove(path)
-        elif self._number:
-            attempts = attempts_in(self.path)
-            before = attempts[: self._number - 1]
-            if self.task_hash not in [(entry.get("code") or {}).get("hash") for entry in before]:
-                shutil.rmtree(snapshot_folder(self.path, self.task_hash), ignore_errors=True)
-            is_earlier = not (self._is_group or any(TOKEN in entry for entry in before))
-            own = self.path / ATTEMPTS if is_earlier else folder_of(self.path, self._number)
-            shutil.rmtree(own, ignore_errors=True)
-            for record in (self.path / "failures").glob("rank*.json"):
-                record.unlink()
-            if attempts != before:  # After the rest, which may have filled the disk.
-                write_attempts(self.path, before)
-        if self._logs:
-            shutil.rmtree(self._logs, ignore_errors=True)
-        self.close()
-        if self._is_locked_first:
-            (self.path / LOCK_FILE).unlink(missing_ok=True)
-        remove_empty([self.path / "failures", *self._made])
+        self._undo.close()
 
     def close(self) -> None:
         """Release the lock of the run."""
@@ -208,7 +184,9 @@ class RunDirectory:
         found, config, start = chosen.found, chosen.config, chosen.start
         path, parent, code = self.path, start.parent, code_of(found, config)
         self.task_hash = code.hash
-        if not self._is_new:
+        if self._is_new:
+            self._undo.callback(self._remove)
+        else:
             complete(path)
             keep_earlier_layout(path)
         attempts = ended_attempts(path)
@@ -245,8 +223,9 @@ class RunDirectory:
         }
         if not self._is_group:
             this[TOKEN] = self.token
-        self._number = len(attempts) + 1
-        folder = folder_of(path, self._number)
+        folder = folder_of(path, len(attempts) + 1)
+        if not self._is_new:
+            self._undo.callback(self._take_back, folder, attempts)
         shutil.rmtree(folder, ignore_errors=True)  # One that was killed may have left it.
         folder.mkdir(parents=True)
         write_json(folder / PLAN_FILE, plan)
@@ -271,6 +250,24 @@ class RunDirectory:
             write_pointer(path, 1, parent.iteration or 0 if parent else 0)
             complete(path)
         add_note(path, plan["id"], {**placement_of(config), **placement}, code.hash)
+
+    def _remove(self) -> None:
+        """Remove what a new run has written."""
+        remove_note(self.path)
+        for path in written_in(self.path):
+            remove(path)
+
+    def _take_back(self, folder: Path, before: Attempts) -> None:
+        """Leave the run as it was with the attempts `before` that of a folder."""
+        if self.task_hash not in [(entry.get("code") or {}).get("hash") for entry in before]:
+            shutil.rmtree(snapshot_folder(self.path, self.task_hash), ignore_errors=True)
+        is_earlier = not (self._is_group or any(TOKEN in entry for entry in before))
+        shutil.rmtree(folder.parent if is_earlier else folder, ignore_errors=True)
+        for record in (self.path / "failures").glob("rank*.json"):
+            record.unlink()
+        remove_empty([self.path / "failures"])
+        if len(attempts_in(self.path)) > len(before):  # Last: the rest may have filled the disk.
+            write_attempts(self.path, before)
 
     def _run_id(self, config: TrainConfig, parent: Parent | None) -> str:
         """Return the run's id: that of a run begun here, WANDB_RUN_ID, or a new one."""
