@@ -140,12 +140,12 @@ class ActorConfig(ModelConfig, flags="agent.actor."):
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig(ActorConfig, flags="agent.teacher."):
-    """The policy that is imitated. `--teacher` takes all of it from a run."""
+    """The policy that the student imitates. `--teacher` sets all of these fields from a run."""
 
     checkpoint: Annotated[str | None, Kind.SOURCE] = None
-    """Its file."""
+    """File of the teacher's checkpoint."""
     obs_groups: Groups = ("actor",)
-    """Observation groups that it observes."""
+    """Observation groups that the teacher observes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +167,14 @@ class ObsGroups(Checked, flags="agent.obs_groups."):
 
 @dataclass(frozen=True, kw_only=True)
 class WandbConfig(Checked, flags="agent.wandb."):
-    """A run on Weights & Biases. W&B's own variables and settings apply to what is not set here."""
+    """A run on Weights & Biases. W&B's own variables and settings apply to fields without value."""
 
     project: Annotated[Name, Kind.PLACEMENT] = None
     """Project; None: WANDB_PROJECT, else the experiment's name."""
     entity: Annotated[Name, Kind.PLACEMENT] = None
-    """User or team that owns the project; None: WANDB_ENTITY, else the login's."""
+    """User or team that owns the project; None: WANDB_ENTITY, else the user who is logged in."""
     group: Annotated[Name, Kind.OPERATION] = None
-    """Runs that are shown together, such as the seeds of one experiment; None: WANDB_RUN_GROUP."""
+    """Name under which W&B shows runs together, such as seeds; None: WANDB_RUN_GROUP."""
     tags: Annotated[tuple[str, ...], TAGS, Kind.OPERATION] = ()
     """Tags of the run; without any: WANDB_TAGS."""
     notes: Annotated[str | None, Kind.OPERATION] = None
@@ -194,9 +194,10 @@ class AgentConfig(Checked, flags="agent."):
     seed: Annotated[int, between(0, 2**31 - 1)] = 1
     """Seed of all random numbers; worker r uses seed + r."""
     tf32: Annotated[bool, Kind.OPERATION] = True
-    """Whether GPUs round the factors of matrix products to TensorFloat-32 (10 bits): faster."""
+    """Whether GPUs round the factors of matrix products to TensorFloat-32 (10 bits), which is
+    faster."""
     cuda_graphs: Annotated[bool, Kind.OPERATION] = True
-    """Whether GPUs repeat the parts of an update as CUDA graphs: faster."""
+    """Whether GPUs run the parts of an update as CUDA graphs, which is faster."""
     num_steps_per_env: Count = 24
     """Steps of each environment per rollout."""
     max_iterations: Annotated[Count, Kind.OPERATION] = 300
@@ -210,7 +211,7 @@ class AgentConfig(Checked, flags="agent."):
     run_name: Annotated[FolderName, Kind.NAME] = ""
     """Text appended to the run directory's name."""
     logger: Annotated[tuple[Logger, ...], LOGGERS, Kind.PLACEMENT] = ("tensorboard",)
-    """Where metrics go besides metrics.csv: one or several, or `none`."""
+    """Loggers of the metrics besides metrics.csv: one or several, or `none`."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
     """Weights & Biases, if it is among the loggers."""
     torch_compile_mode: Annotated[
@@ -224,9 +225,9 @@ class AgentConfig(Checked, flags="agent."):
     critic: CriticConfig = field(default_factory=CriticConfig)
     """Value network."""
     algorithm: AlgorithmConfig = field(default_factory=PPOConfig)
-    """The algorithm: PPO, or that of a class of your own, with the class's own numbers."""
+    """The algorithm and its numbers: PPO, another built-in one, or a class of your own."""
     teacher: TeacherConfig | None = None
-    """The teacher of a distillation, see `--teacher`."""
+    """The teacher in distillation, see `--teacher`."""
     runner_hook: Annotated[str | None, HOOK, Kind.CODE] = None
     """`module:Class`: a subclass of RunnerHook, which is called between the parts of training."""
 
@@ -245,7 +246,7 @@ class AgentConfig(Checked, flags="agent."):
 
     @property
     def ppo(self) -> PPOConfig:
-        """PPO's configuration, which is the usual one where another algorithm learns."""
+        """PPO's configuration; its defaults if another algorithm learns."""
         return self.algorithm if isinstance(self.algorithm, PPOConfig) else PPOConfig()
 
     @property
@@ -254,14 +255,13 @@ class AgentConfig(Checked, flags="agent."):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes that learn, of which those of the user have the form
-        `module:Class`."""
+        """Names of algorithm, networks and hook; a user's class has the form `module:Class`."""
         names = self.algorithm.name, self.actor.class_name, self.critic.class_name
         return (*names, self.runner_hook) if self.runner_hook else names
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What the library needs of `extra`."""
+        """Packages of the optional dependency `extra` that the library needs."""
         return {
             "rsl_rl": (),
             "skrl": ("skrl",),

@@ -1,4 +1,4 @@
-"""What every algorithm is configured by, and PPO's: its numbers, novelty rewards, symmetry."""
+"""The configuration of every algorithm, and PPO's: its numbers, novelty rewards, symmetry."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -56,12 +56,12 @@ class SymmetryConfig(Checked, flags="agent.algorithm.symmetry_cfg."):
     data_augmentation_func: str
     """`module:function` in the task folder that mirrors samples, with rsl_rl's signature."""
     use_equivariant_networks: bool = False
-    """Whether mirrored observations lead to mirrored actions and to the same value, by tied
-    weights; instead of the other two."""
+    """Whether tied weights make the networks exactly symmetric: mirrored actions, and the same
+    value, for mirrored observations. Excludes the other two."""
     use_data_augmentation: bool = False
     """Whether each minibatch also contains its mirror image."""
     use_mirror_loss: bool = False
-    """Whether the policy is penalised where it is not symmetric."""
+    """Whether a loss penalises asymmetry of the policy."""
     mirror_loss_coeff: NotNegative = 0.5
     """Weight of the mirror loss; with 0 it is only measured. From 0.1 to 1 is usual."""
 
@@ -81,16 +81,16 @@ class AlgorithmConfig(Checked, flags="agent.algorithm."):
     usual: ClassVar[Mapping[str, Any]] = {}
     """Values of a task's fields, by dotted name, that come with the algorithm."""
     usual_on_gpu: ClassVar[Mapping[str, Any]] = {}
-    """Values with which a new run on GPUs begins where nobody has given others, likewise."""
+    """Values of a new run on GPUs, by dotted name, unless the user gives others."""
     name: Annotated[AlgorithmName | str, class_or(*get_args(AlgorithmName)), Kind.CODE] = "ppo"
     """`ppo`, `grpo` (no critic: groups of environments are compared), `sac` (off-policy: it learns
-    from a replay), `distillation` (the policy imitates the one of `--teacher`), or `module:Class`:
-    a subclass of Learner in mjfleet.rl.learner or of rsl_rl's PPO, whose own numbers are then
-    flags."""
+    from a replay), `distillation` (the policy imitates the teacher of `--teacher`), or
+    `module:Class`: a subclass of Learner in mjfleet.rl.learner or of rsl_rl's PPO, whose own
+    numbers are then flags."""
 
     @classmethod
     def values_of_task(cls, usual: "AlgorithmConfig") -> dict[str, Any]:
-        """Return the values of this class's fields that a task gives by its own algorithm."""
+        """Return values for this class's fields from the algorithm that the task configures."""
         if not issubclass(cls, type(usual)):
             return {}
         first = type(usual)()
@@ -112,7 +112,7 @@ class AlgorithmConfig(Checked, flags="agent.algorithm."):
         return False
 
     def for_length(self, transitions: int) -> "AlgorithmConfig":
-        """Return the same with what depends on a run's length, in steps of all environments."""
+        """Return the configuration for a run of this length, in steps of all environments."""
         return self
 
     def check_rollouts(self, num_envs: int, steps: int, by_env: bool) -> None:
@@ -159,7 +159,7 @@ class PPOConfig(AlgorithmConfig):
     use_mixed_precision: bool = False
     """Whether forward pass and loss of an update use bfloat16 where that is safe."""
     share_cnn_encoders: bool = False
-    """Whether actor and critic, which then observe the same images, encode them by one network."""
+    """Whether actor and critic observe the same images and share one encoder."""
     rnd_cfg: RndConfig | None = None
     """Random network distillation; set in the task's configuration or in a file."""
     symmetry_cfg: SymmetryConfig | None = None
@@ -167,7 +167,7 @@ class PPOConfig(AlgorithmConfig):
     gradient_length: Count = 15
     """Steps whose losses add up to one gradient (distillation only)."""
     loss_type: Literal["mse", "huber"] = "mse"
-    """How far actions are from the teacher's (distillation only)."""
+    """Distance between the actions and the teacher's (distillation only)."""
     backprop: Annotated[Literal["auto", "autograd"], Kind.OPERATION] = "auto"
     """How gradients are computed. `auto`: in closed form, which is faster, where networks,
     distribution, precision and device (CPU) allow it, otherwise by autograd."""

@@ -57,12 +57,12 @@ class LaunchConfig(Checked):
     cpu_workers: Annotated[int | None, optional(between(1, MAX_WORKERS)), Kind.OPERATION] = None
     """Number of workers on the CPU; `None`: one, if no GPU is used."""
     hosts: Annotated[list[str], HOSTS, Kind.PLACEMENT] = field(default_factory=list)
-    """Hosts to train on, by names that ssh knows, or `slurm`; by default this host, or those of a
-    SLURM allocation. The device flags apply to each host."""
+    """Hosts to train on, by names that ssh knows, or `slurm`; by default this host, or the hosts of
+    a SLURM allocation. The device flags apply to each host."""
     ssh_config: PathText = None
     """File that ssh reads instead of ~/.ssh/config."""
     launcher_address: Annotated[str | None, Kind.PLACEMENT] = None
-    """Address at which the other hosts reach the first one; `None`: the one that ssh uses."""
+    """Address at which the other hosts reach the first host; `None`: the address that ssh uses."""
     min_hosts: Annotated[OptionalCount, Kind.PLACEMENT] = None
     """Hosts that must be reachable for a restart after a fault; `None`: all of them."""
     seeds: Annotated[list[int], SEEDS, Kind.OPERATION] = field(default_factory=list)
@@ -71,23 +71,24 @@ class LaunchConfig(Checked):
     `--gpu-ids auto` then means all visible GPUs."""
     per_run: Annotated[OptionalCount, Kind.OPERATION] = None
     """GPUs of each run of a group, or cores on the CPU; `None`: one GPU, or an even part of the
-    cores. As many runs train at once as fit, the others wait."""
+    cores. As many runs train at once as fit; the others wait."""
     env_var: Annotated[list[str], VARIABLES, Kind.PLACEMENT] = field(default_factory=list)
-    """Environment variables for workers on other hosts: NAME, with its value here, or NAME=VALUE.
-    Those of torch, MuJoCo, Warp, NCCL, gloo, OpenMP and W&B are passed on anyway."""
+    """Environment variables for workers on other hosts: NAME=VALUE, or NAME with this host's value.
+    Variables of torch, MuJoCo, Warp, NCCL, gloo, OpenMP and W&B are always passed on."""
     total_envs: OptionalCount = None
     """Environments of all workers together, divided evenly, instead of a number per worker."""
     total_steps: Annotated[OptionalCount, Kind.OPERATION] = None
-    """Environment steps of all workers together, at least, to train for, whatever the number of
-    workers; instead of --agent.max-iterations."""
+    """Least number of environment steps, of all workers together, to train for; instead of
+    --agent.max-iterations."""
     engine: Annotated[Literal["auto", "warp", "native"], Kind.OPERATION] = "auto"
     """`warp` (MuJoCo-Warp), `native` (MuJoCo's threads, CPU only); `auto`: warp on a GPU only."""
     cpu_threads: Annotated[OptionalCount, Kind.OPERATION] = None
     """CPU threads of all workers together; `None`: one for each core that this process may use."""
     numa: Annotated[Literal["auto", "off"], Kind.OPERATION] = "auto"
-    """`auto`: a GPU's worker keeps to the cores of the GPU's NUMA node."""
+    """`auto`: a GPU's worker uses only the cores of the GPU's NUMA node; `off`: all cores."""
     deterministic: Annotated[bool, Kind.OPERATION] = False
-    """Whether a GPU computes the same bits each time, as CPUs do; slower, and not with contacts."""
+    """Whether a GPU computes the same bits each time, as CPUs do. Slower; does not work for models
+    with contacts."""
     backend: Annotated[Literal["auto", "nccl", "gloo"], Kind.OPERATION] = "auto"
     """How workers communicate; `auto`: nccl on GPUs, gloo on the CPU."""
     collective_timeout: Annotated[Seconds, Kind.OPERATION] = 900.0
@@ -100,18 +101,18 @@ class LaunchConfig(Checked):
     """Run that continues in its own directory: its path, a part of its name, `latest` (the task's
     newest run), a checkpoint, or a run on W&B: `wandb:<entity>/<project>/<run>[:model_<n>]`."""
     fork: Annotated[bool, Kind.PLACEMENT] = False
-    """Begin a run of its own from the checkpoint of --resume, with whatever values; the other run
+    """Begin a new run from the checkpoint of --resume, which may change any value; the other run
     stays as it is."""
     init_from: PathText = None
-    """Run whose networks and normalisers a new run begins with, also one of another task, named as
-    for `--resume`; everything else begins anew."""
+    """Run from which a new run takes networks and normalisers, named as for `--resume`; it may be
+    of another task. Everything else begins anew."""
     teacher: PathText = None
     """Run that `--agent.algorithm.name distillation` imitates, named as for `--resume`."""
     keep_checkpoints: Annotated[OptionalCount, Kind.OPERATION] = None
     """How many of the newest checkpoints are kept; `None`: all."""
     save_worlds: Annotated[bool, Kind.OPERATION] = True
-    """Whether checkpoints hold the state of all environments, and the replays that sac fills from
-    them, so that a run resumes bit for bit."""
+    """Whether checkpoints hold the state of all environments, and sac's replays, so that a run
+    resumes bit for bit."""
     eval_interval: Annotated[OptionalCount, Kind.OPERATION] = None
     """Iterations between evaluations: one episode with the policy's mean actions in each evaluation
     environment, always from the same states. The best policy is kept in best.pt. `None`: none."""
@@ -128,17 +129,18 @@ class LaunchConfig(Checked):
     """Run directory to begin in, or to continue if it holds a run: the same command does both.
     `None`: a new one under --log-root, named by the experiment and the time."""
     torchrunx_log_dir: Annotated[str | None, Kind.PLACEMENT] = None
-    """Folder of workers' logs; `""`: none; `None`: the run directory. TORCHRUNX_LOG_DIR wins."""
+    """Folder of workers' logs; `""`: no logs; `None`: the run directory. The variable
+    TORCHRUNX_LOG_DIR overrides it."""
     tasks_dir: OptionalFolder = None
     """Folder of task folders to search first, before those of MJFLEET_TASKS."""
     as_trained: Annotated[bool, Kind.PLACEMENT] = False
-    """Continue with the copy of the task's code that the run keeps, whoever began it."""
+    """Continue with the run's own copy of the task's code, also if somebody else began the run."""
     config: PathText = None
     """YAML or JSON file to start from, such as the config.yaml of an earlier run; flags override
-    it. Where it names its task, the command need not."""
+    it. If the file names its task, the command need not."""
     plain: Annotated[bool, Kind.OPERATION] = False
     """Print one line per iteration instead of a live view; always so without a terminal."""
     quiet: Annotated[bool, Kind.OPERATION] = False
-    """Print no iterations, but where the run is, warnings and errors."""
+    """Print only the run directory, warnings and errors, and no iterations."""
     dry_run: Annotated[bool, Kind.OPERATION] = False
     """Print what would run, then stop; start and create nothing."""

@@ -1,4 +1,4 @@
-"""Where in their clips episodes of robots begin that follow motions. Imports nothing heavy."""
+"""At which frames of their clips episodes begin. Imports nothing heavy."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -16,10 +16,10 @@ class SamplingConfig(Checked, flags="env.sampling."):
     kind: Literal["adaptive", "uniform", "start"] = "adaptive"
     """`adaptive`: where episodes fail; `uniform`: anywhere; `start`: at a clip's first frame."""
     alpha: Annotated[float, Rule(lambda v: 0 < v < 1, "above 0 and below 1")] = 0.001
-    """Adaptive: the weight of a step's failures in their exponential mean."""
+    """Adaptive: the weight of a step's failures in the exponential mean."""
     floor: Positive = 0.1
-    """Adaptive: what is added to the failures of all seconds together."""
+    """Adaptive: constant added to the failures, divided among all seconds."""
     kernel: Annotated[int, between(1, 1000)] = 1
-    """Adaptive: seconds before a failure in which episodes begin more often, too."""
+    """Adaptive: length of the window, in seconds up to a failure, where more episodes begin."""
     decay: Fraction = 0.8
-    """Adaptive: how much less so for each second."""
+    """Adaptive: factor of the window's weights for each second further back."""

@@ -1,4 +1,4 @@
-"""What is trained and where: the environment's numbers, the launch flags, and a task's entry."""
+"""A run's configuration: the environment's numbers and the launch flags; and a task's entry."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,8 @@ class EnvConfig(Checked, flags="env."):
     nconmax: Annotated[OptionalCount, Kind.OPERATION] = None
     """Contacts per environment that warp has room for at first; None: measured in a short run."""
     njmax: Annotated[OptionalCount, Kind.OPERATION] = None
-    """Constraint rows per environment that warp has room for at first; None: measured likewise."""
+    """Constraint rows per environment that warp has room for at first; None: measured in a short
+    run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,6 @@ class TrainConfig(LaunchConfig):
         agent.algorithm.check_rollouts(*sizes)
 
     def with_num_envs(self, num_envs: int) -> "TrainConfig":
-        """Return the same with that many environments per worker."""
         return replace(self, env=replace(self.env, num_envs=num_envs))
 
 
@@ -66,7 +66,7 @@ def field_kinds() -> Mapping[str, Kind | None]:
 
 
 def decides_learning(name: str) -> bool:
-    """Return whether a field decides what is learned, those of a task included."""
+    """Return whether a field, also one of a task, decides what is learned."""
     return field_kinds().get(name) in (None, Kind.SOURCE, Kind.CODE)
 
 
