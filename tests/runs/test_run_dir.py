@@ -95,6 +95,19 @@ def test_a_run_that_has_learned_nothing_begins_anew_with_what_is_typed(tmp_path:
         configure(["--run-dir", str(run_dir), DRY])
 
 
+def test_a_file_of_another_task_than_the_runs_is_refused(tmp_path: Path) -> None:
+    add_checkpoint(make_run(tmp_path, "d"), 4)
+    file = tmp_path / "other.yaml"
+    typed = ["--run-dir", str(tmp_path / "d"), "--config", str(file), DRY]
+    for task in ("cartpole-swingup", "no-such"):
+        file.write_text(f"task: {task}")
+        with pytest.raises(UserError, match=f"not of {task}: name {TASK} as the task"):
+            configure(typed)
+    for text in (f"task: {TASK}", "agent: {max_iterations: 9}"):
+        file.write_text(text)
+        assert configure(typed).found.name == TASK
+
+
 def test_what_words_meant_at_first_is_not_looked_up_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

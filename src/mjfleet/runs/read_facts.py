@@ -29,6 +29,10 @@ NO_TASK = (
     "the task comes first: `train <task> ...`, unless the file of --config or the run of --resume "
     "or --run-dir names it. `train --help` lists tasks."
 )
+NO_TASK_IN_FILE = (
+    "--config {0} names no task: add a line such as `task: cartpole-balance`, or name the task "
+    "first: train <task> --config {0}"
+)
 NO_TASK_ANEW = (
     "--run-dir {}: the run there has no checkpoint and begins anew: type the whole command, with "
     "the task."
@@ -70,11 +74,13 @@ def read_facts(
     elif recorded and run and not os.path.exists(recorded) and run.initial.exists():
         parent = from_dict(Parent(), record["parent"])  # Its networks are in the copy.
     origin = source_run if in_run_dir in ("none", "unlearned") else run
-    task = task or (origin.task if origin else "")
-    task = task or (task_of(typed_run.config) if typed_run.config else "")
+    file = typed_run.config
+    task = task or (task_of(file) if file else "") or (origin.task if origin else "")
+    if not task and file:
+        raise UserError(NO_TASK_IN_FILE.format(file))
     if not task:
         raise UserError(NO_TASK if run is None else NO_TASK_ANEW.format(run.path))
-    place = Path(typed_run.config).parent if typed_run.config else origin and origin.run_dir
+    place = Path(file).parent if file else origin and origin.run_dir
     tasks_dir = typed_run.tasks_dir or (place and tasks_dir_of(place))
     registry = Registry({task: trained}) if trained else discover(environ, tasks_dir)
     in_place = origin.run_dir if origin and (origin is run or not typed_run.fork) else None
