@@ -33,40 +33,35 @@ def make_graph(
 ) -> bytes:
     """Return the contents of a file with the normaliser, the network and the mean action.
 
-    The graph is rsl_rl's own for deployment. It takes observations `(batch, size)`, float32, of any
-    batch size, and returns `(batch, num_actions)`. A recurrent network's memory is an input and
-    output in ONNX, `(layers, batch, size)`; in TorchScript the graph holds it, for a batch of one,
-    and `reset()` clears it. Images are further inputs, in TorchScript one list. `policy` is the
-    actor, one of rsl_rl's models, on the CPU; `sizes` are those of its observation groups;
-    `metadata` is put into the file. A policy of images alone has no other input. For mjlab's form,
-    `frames` are those of the clip: mjlab_form.py. UserError if there is no graph for the policy.
+    The graph takes observations `(batch, size)`, float32, of any batch size, and returns `(batch,
+    num_actions)`. Images are further inputs, in TorchScript one list; a policy of images alone has
+    no other input. A recurrent network's memory is an input and output in ONNX, `(layers, batch,
+    size)`; in TorchScript the graph holds it, for a batch of one, and `reset()` clears it. `policy`
+    is the actor, one of rsl_rl's models, on the CPU; `sizes` are those of its observation groups;
+    `metadata` is put into the file. For mjlab's form, `frames` are those of the clip:
+    mjlab_form.py. UserError if there is no graph for the policy.
     """
     graph = _deployed(policy, sizes, "as_jit" if kind == "torchscript" else "as_onnx")
     if kind == "torchscript":
         return _torchscript(graph, metadata)
     if frames is None:
-        return _onnx(graph, {METADATA: metadata}, policy)
+        return _onnx(graph, {METADATA: metadata})
     if policy.is_recurrent or images_of(policy):
         raise UserError("--format mjlab is that of a policy without a memory and without images.")
-    return _onnx(
-        FollowingGraph(graph, frames),
-        {METADATA: metadata, **properties(json.loads(metadata))},
-        policy,
-    )
+    own = properties(json.loads(metadata))
+    return _onnx(FollowingGraph(graph, frames), {METADATA: metadata, **own})
 
 
 def _deployed(policy: Any, sizes: Sequence[int], make: Literal["as_onnx", "as_jit"]) -> Any:
     """Return the module that is exported."""
+    if make == "as_onnx" and not policy.is_recurrent:
+        return _Whole(policy, sizes)
     if not policy.obs_groups:
-        if make == "as_jit":
-            raise UserError("a policy that observes images alone is exported to ONNX.")
-        return _ImagesAlone(policy, sizes)
+        raise UserError("a policy that observes images alone is exported to ONNX.")
     for owner in type(policy).__mro__:
         if make in vars(owner):
             break
         if {"forward", "get_latent"} & vars(owner).keys():
-            if make == "as_onnx" and not policy.is_recurrent:
-                return _Whole(policy, sizes)
             if owner.__module__.startswith("mjfleet."):
                 raise UserError("a policy of SAC has no TorchScript graph: export it to ONNX.")
             name = f"{owner.__module__.rpartition('.')[2]}:{owner.__name__}"
@@ -83,7 +78,7 @@ def images_of(policy: Any) -> dict[str, tuple[int, ...]]:
 
 
 class _Whole(torch.nn.Module):
-    """A policy as a graph, of a class with a forward pass that rsl_rl's graph does not have."""
+    """A policy without a memory as a graph: its numbers in one input, each image in another."""
 
     output_names = (ACTIONS,)
 
@@ -92,40 +87,33 @@ class _Whole(torch.nn.Module):
         self.policy, self.sizes, self.images = policy, list(sizes), images_of(policy)
         self.input_names = [*[OBSERVATIONS] * bool(sizes), *self.images]
 
-    def forward(self, observations: torch.Tensor, /, *images: torch.Tensor) -> torch.Tensor:
-        groups = observations.split(self.sizes, dim=1)
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        groups = inputs[0].split(self.sizes, dim=1) if self.sizes else ()
         numbers = dict(zip(self.policy.obs_groups, groups, strict=True))
-        return self.policy(numbers | dict(zip(self.images, images, strict=True)))
+        images = dict(zip(self.images, inputs[bool(self.sizes) :], strict=True))
+        return self.policy(numbers | images)
 
     def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
-        sizes = *([(sum(self.sizes),)] if self.sizes else []), *self.images.values()
-        return tuple(torch.zeros(1, *size) for size in sizes)
+        numbers = [torch.zeros(1, sum(self.sizes))] if self.sizes else []
+        types = image_dtypes(self.policy)
+        images = (torch.zeros(1, *size, dtype=types[k]) for k, size in self.images.items())
+        return *numbers, *images
 
 
-class _ImagesAlone(_Whole):
-    """A policy whose inputs are images."""
-
-    def forward(self, *images: torch.Tensor) -> torch.Tensor:
-        return self.policy(dict(zip(self.images, images, strict=True)))
-
-
-def _onnx(graph: Any, properties: Mapping[str, str], policy: Any) -> bytes:
+def _onnx(graph: Any, properties: Mapping[str, str]) -> bytes:
     import onnx
 
-    # The exporter takes a size of 1 for a constant, so that the example is a batch of two.
-    examples, types = graph.eval().get_dummy_inputs(), image_dtypes(policy).values()
-    count = 1 if isinstance(graph, FollowingGraph) else 2
-    rows = [part.repeat(count, 1) for part in examples if part.ndim == 2]
-    memory = [part.repeat(1, 2, 1) for part in examples if part.ndim == 3]
-    images = [part.repeat(2, 1, 1, 1) for part in examples if part.ndim == 4]
-    images = [part.to(dtype) for part, dtype in zip(images, types, strict=True)]
-    inputs, names = (*rows, *memory, *images), graph.input_names
-    if count > 1:
-        names = [*[OBSERVATIONS] * len(rows), *names[len(rows) :]]
-    batch = torch.export.Dim("batch")
-    dynamic: tuple[Any, ...] = (*({0: batch} for _ in rows), *({1: batch} for _ in memory))
-    if images:  # All in one argument.
-        dynamic = (*dynamic, tuple({0: batch} for _ in images))
+    inputs, names, dynamic = graph.eval().get_dummy_inputs(), graph.input_names, None
+    if not isinstance(graph, FollowingGraph):  # That takes one observation at a time.
+        # The exporter takes a size of 1 for a constant, so that the example is a batch of two.
+        axes = [int(part.ndim == 3) for part in inputs]  # Memory is (layers, batch, size).
+        inputs = tuple(torch.cat((x, x), axis) for x, axis in zip(inputs, axes, strict=True))
+        batch = torch.export.Dim("batch")
+        dynamic: Any = tuple({axis: batch} for axis in axes)
+        if isinstance(graph, _Whole):
+            dynamic = (dynamic,)  # All in one argument.
+        else:
+            names = [OBSERVATIONS, *names[1:]]
     # Silences warnings about missing torchvision and torch's own deprecations.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -135,7 +123,7 @@ def _onnx(graph: Any, properties: Mapping[str, str], policy: Any) -> bytes:
             inputs,
             input_names=names,
             output_names=[ACTIONS, *graph.output_names[1:]],
-            dynamic_shapes=dynamic if count > 1 else None,
+            dynamic_shapes=dynamic,
             opset_version=18,
             verbose=False,
         )
