@@ -9,8 +9,7 @@ import numpy as np
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import HOME, check_joints
 from mjfleet.parts.variation import position_actuators
-from mjfleet.tools.from_model.random_poses import largest_inertia, reach
-from mjfleet.tools.from_model.robot import BALL, Robot
+from mjfleet.tools.from_model.robot import BALL, Robot, reach
 
 WIDTH, SLIDE_WIDTH = 0.25, 0.01
 """Error at which a position actuator uses all of its torque or force, rad and m."""
@@ -36,26 +35,26 @@ def drive(robot: Robot) -> bool:
     spec, model, assumed = robot.spec, robot.model, list[str]()
     old = {int(model.actuator_trnid[i, 0]): i for i in range(model.nactuator)}
     is_legged = robot.is_free and robot.has_legs
-    has_wheels = bool(robot.stands) and not robot.has_legs
     if model.nu and not (is_legged and sorted(old) == robot.joints):
         return False
     with suppress(UserError):
         check_joints(model, robot.base)
         return False  # mjfleet.legged can use the actuators as they are.
-    chosen, inertia = _independent(robot), largest_inertia(robot)
+    chosen, diagonal = _independent(robot), model.M_rowadr + model.M_rownnz - 1
+    inertia = np.max([data.M[diagonal] for data in robot.random_poses()], axis=0)
     _delete_actuators(
         spec, {model.actuator(i).name: model.joint(j).name for j, i in old.items() if j in chosen}
     )
     for joint in chosen:
-        name, has_range = model.joint(joint).name, bool(model.jnt_limited[joint])
+        name = model.joint(joint).name
         if not (torque := torque_of_file(model, joint, old.get(joint))):
             torque = torque_guess(robot, joint)
             assumed.append(f"`{name}` {torque:g}")
         new = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         new.forcelimited, new.forcerange = True, (-torque, torque)
         new.ctrllimited = not is_legged
-        new.ctrlrange = model.jnt_range[joint] if has_range else reach(model, joint)
-        if has_wheels and not has_range:
+        new.ctrlrange = reach(model, joint)
+        if robot.has_wheels and not model.jnt_limited[joint]:
             new.set_to_velocity(kv=4 * torque / WHEEL_SPEED)
             new.ctrlrange = (-WHEEL_SPEED, WHEEL_SPEED)
         elif joint in old and position_actuators(model)[i := old[joint]]:
@@ -69,8 +68,8 @@ def drive(robot: Robot) -> bool:
             critical = 2 * (kp * inertia[model.jnt_dofadr[joint]]) ** 0.5
             new.set_to_position(kp, **({"dampratio": 0.5} if is_legged else {"kv": critical}))
     instead = f" in place of {len(old)} others" if old else ""
-    speed = f", for up to {WHEEL_SPEED} rad/s of wheels" if has_wheels else ""
-    limbs = robot.stands if has_wheels else []
+    speed = f", for up to {WHEEL_SPEED} rad/s of wheels" if robot.has_wheels else ""
+    limbs = robot.stands if robot.has_wheels else []
     if turning := [j for limb in limbs for j in limb.joints[:-1] if not model.jnt_limited[j]]:
         names = ", ".join(f"`{model.joint(j).name}`" for j in turning)
         robot.questions.append(f"Are {names} wheels? They are driven as such, without ranges.")

@@ -9,7 +9,6 @@ from mjfleet.errors import UserError
 from mjfleet.legged.scene import check_joints
 from mjfleet.parts.variation import position_actuators
 from mjfleet.tools.from_model.actuators import WHEEL_SPEED, torque_guess, torque_of_file
-from mjfleet.tools.from_model.random_poses import random_poses
 from mjfleet.tools.from_model.robot import Robot, unused
 
 ON_JOINT = int(mjtTrn.mjTRN_JOINT), int(mjtTrn.mjTRN_JOINTINPARENT)
@@ -22,7 +21,7 @@ def limit_controls(robot: Robot) -> None:
         with suppress(UserError):
             check_joints(robot.model, robot.base)
             return
-    lengths = np.array([data.actuator_length.copy() for data in random_poses(robot)])
+    lengths = np.array([data.actuator_length.copy() for data in robot.random_poses()])
     given, unknown = list[str](), list[str]()
     for i, actuator in enumerate(robot.spec.actuators):
         if robot.model.actuator_ctrllimited[robot.model.actuator_ctrladr[i]]:
@@ -57,8 +56,7 @@ def _range(robot: Robot, i: int, lengths: tuple[float, float]) -> tuple[float, f
         return lengths
     elif kinds == (mjtGain.mjGAIN_FIXED, mjtBias.mjBIAS_AFFINE):
         is_speed = model.actuator_biasprm[i, 2] < 0 == model.actuator_biasprm[i, 1]
-        is_wheel = bool(robot.stands) and not robot.has_legs
-        most = (WHEEL_SPEED if is_wheel else half) * is_speed
+        most = (WHEEL_SPEED if robot.has_wheels else half) * is_speed
     elif kinds == (mjtGain.mjGAIN_FIXED, mjtBias.mjBIAS_NONE):
         if model.actuator_forcelimited[i]:
             most = model.actuator_forcerange[i, 1] / abs(gain)

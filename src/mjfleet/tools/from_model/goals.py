@@ -14,8 +14,7 @@ from mjfleet.errors import UserError
 from mjfleet.parts.variation import position_actuators
 from mjfleet.tools.from_model.actuators import WHEEL_SPEED, WIDTH, resting_controls
 from mjfleet.tools.from_model.control_ranges import ON_JOINT
-from mjfleet.tools.from_model.random_poses import reach
-from mjfleet.tools.from_model.robot import Robot
+from mjfleet.tools.from_model.robot import BALL, Robot, reach
 
 TRIES = 256
 """How many random controls are held, each until the robot is at rest."""
@@ -28,7 +27,6 @@ FEW = 32
 LEAST = 0.01
 """Share of its range that a joint must cover for its position to be a goal. A control that is
 nearer than this to an end of its range is at that end."""
-HINGE_OR_SLIDE = int(mjtJoint.mjJNT_HINGE), int(mjtJoint.mjJNT_SLIDE)
 MOTOR = int(mjtGain.mjGAIN_FIXED), int(mjtBias.mjBIAS_NONE)
 LINEAR = int(mjtGain.mjGAIN_FIXED), int(mjtBias.mjBIAS_AFFINE)
 
@@ -71,10 +69,10 @@ def write_goals(robot: Robot, path: Path) -> int:
         UserError: they move nothing.
     """
     model = robot.model
-    driven = _driven_joints(model)
+    driven = _driven_joints(robot)
     turning = _turning_joints(robot) & driven
     measured = Measured(robot.tool, sorted(driven - turning), sorted(turning))
-    rows = _sweep(_with_servos(model, measured), measured)
+    rows = _sweep(_with_servos(model, measured), robot.data, measured)
     ranges = measured.ranges(model)
     moves = np.ptp(rows, axis=0) > LEAST * ranges if len(rows) else ranges < 0
     if robot.tool:
@@ -96,14 +94,12 @@ def write_goals(robot: Robot, path: Path) -> int:
     return len(names)
 
 
-def _driven_joints(model: mujoco.MjModel) -> set[int]:
+def _driven_joints(robot: Robot) -> set[int]:
     """Return the hinges and slides that an actuator moves, also by a tendon or a crank."""
-    data = mujoco.MjData(model)
-    mujoco.mj_resetDataKeyframe(model, data, 0)
-    mujoco.mj_forward(model, data)
+    model, data = robot.model, robot.data
     dofs = data.moment_colind[np.abs(data.actuator_moment) > 1e-9]
     joints = model.dof_jntid[dofs]
-    return {*joints[np.isin(model.jnt_type[joints], HINGE_OR_SLIDE)].tolist()}
+    return {*joints[model.jnt_type[joints] > BALL].tolist()}
 
 
 def _turning_joints(robot: Robot) -> set[int]:
@@ -111,7 +107,7 @@ def _turning_joints(robot: Robot) -> set[int]:
     model, on_joint = robot.model, np.isin(robot.model.actuator_trntype, ON_JOINT)
     is_speed = (model.actuator_biasprm[:, 2] < 0) & (model.actuator_biasprm[:, 1] == 0)
     joints = {*model.actuator_trnid[on_joint & is_speed, 0].tolist()}
-    if robot.stands and not robot.has_legs:
+    if robot.has_wheels:
         joints |= {j for limb in robot.stands for j in limb.joints} - {
             *model.actuator_trnid[on_joint & position_actuators(model), 0].tolist()
         }
@@ -125,7 +121,7 @@ def _with_servos(model: mujoco.MjModel, measured: Measured) -> mujoco.MjModel:
     Joints that do not turn without limits are damped: they rest sooner, in the same places.
     """
     model = copy(model)
-    can_damp = np.isin(model.jnt_type, HINGE_OR_SLIDE)
+    can_damp = model.jnt_type > BALL
     can_damp[measured.speeds] = False
     dofs = model.jnt_dofadr[can_damp]
     model.dof_damping[dofs] += 5 * model.dof_M0[dofs]
@@ -133,7 +129,7 @@ def _with_servos(model: mujoco.MjModel, measured: Measured) -> mujoco.MjModel:
         joint, control = int(model.actuator_trnid[i, 0]), int(model.actuator_ctrladr[i])
         gain, bias = model.actuator_gainprm[i], model.actuator_biasprm[i]
         gear, dof = float(model.actuator_gear[i, 0]), model.jnt_dofadr[joint]
-        if model.jnt_type[joint] not in HINGE_OR_SLIDE or model.actuator_dyntype[i]:
+        if model.jnt_type[joint] <= BALL or model.actuator_dyntype[i]:
             continue
         kinds = (model.actuator_gaintype[i], model.actuator_biastype[i])
         is_turning = joint in measured.speeds
@@ -153,20 +149,18 @@ def _with_servos(model: mujoco.MjModel, measured: Measured) -> mujoco.MjModel:
     return model
 
 
-def _sweep(model: mujoco.MjModel, measured: Measured) -> np.ndarray:
-    """Hold random controls; return what is then at rest, `(at most TRIES, numbers)`, or what is
-    reached within CHUNKS where hardly anything comes to rest.
+def _sweep(model: mujoco.MjModel, home: mujoco.MjData, measured: Measured) -> np.ndarray:
+    """Hold random controls, from `home`; return what is then at rest, `(at most TRIES, numbers)`,
+    or what is reached within CHUNKS where hardly anything comes to rest.
 
     Places of a tool where the robot touches something are left out, unless it does in `home`.
     """
-    data, rng = mujoco.MjData(model), np.random.default_rng(0)
-    mujoco.mj_resetDataKeyframe(model, data, 0)
-    mujoco.mj_forward(model, data)
-    rest, has_range = resting_controls(model, data), model.actuator_ctrllimited[:, None] > 0
+    rest, has_range = resting_controls(model, home), model.actuator_ctrllimited[:, None] > 0
     low, high = np.where(has_range, model.actuator_ctrlrange, (-1.0, 1.0)).T
     # From an end of its range, a control moves to the other one alone.
     slack = LEAST * (high - low)
     least, most = -1.0 * (rest - low > slack), 1.0 * (high - rest > slack)
+    rng = np.random.default_rng(0)
     shares = np.array([rng.uniform() * rng.uniform(least, most) for _ in range(TRIES)])
     tries = Batch(model, TRIES, nthread=1, persistent=True)
     tries.reset(keyframe=0, stage=mujoco.mjtStage.mjSTAGE_NONE.value)
@@ -179,7 +173,7 @@ def _sweep(model: mujoco.MjModel, measured: Measured) -> np.ndarray:
         now = measured.read(tries)
         if chunk > 1:
             moving = moving[~np.all(np.abs(now - before)[moving] < near, axis=1)]
-    is_kept = (contacts <= data.ncon) | (not measured.tool)
+    is_kept = (contacts <= home.ncon) | (not measured.tool)
     is_kept[moving] = False
     rows = now[is_kept]
     return rows if len(rows) >= FEW else np.concatenate((rows, now[moving]))

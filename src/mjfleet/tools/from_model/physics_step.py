@@ -7,6 +7,7 @@ import numpy as np
 from mujoco.batch import Batch
 
 from mjfleet.parts.variation import position_actuators
+from mjfleet.tools.from_model.control_ranges import ON_JOINT
 from mjfleet.tools.from_model.robot import Robot
 
 STEPS = (0.002, 0.001, 0.0005)
@@ -32,9 +33,7 @@ def longest_step(robot: Robot) -> float:
     longest = 0.005 if robot.feet and not robot.is_closed else MUJOCOS
     if model.opt.timestep != MUJOCOS:
         longest = model.opt.timestep
-    on_joint = position_actuators(model) & (
-        model.actuator_trntype <= int(mujoco.mjtTrn.mjTRN_JOINTINPARENT)
-    )
+    on_joint = position_actuators(model) & np.isin(model.actuator_trntype, ON_JOINT)
     kp = (model.actuator_gainprm[:, 0] * model.actuator_gear[:, 0] ** 2)[on_joint]
     dofs = model.jnt_dofadr[model.actuator_trnid[on_joint, 0]]
     # A spring without damping swings up from kp / mass = 4 / step**2 on.

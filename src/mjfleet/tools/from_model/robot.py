@@ -1,6 +1,6 @@
 """What is known of a robot's model while it is completed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ FAR = 1000.0
 """A distance greater than any in a model, m."""
 LOW = 0.15
 """Feet end within this share of the robot's height above its lowest point."""
+POSES = 200
 
 
 @dataclass
@@ -113,7 +114,8 @@ class Robot:
         """The limbs that carry the base."""
         has_ranges = all(model.jnt_limited[limb.joints[-1]] for limb in stands)
         self.has_legs = bool(self.stands) and (has_ranges or self.is_closed)
-        """Whether these are legs; what turns without limits is a wheel."""
+        self.has_wheels = bool(self.stands) and not self.has_legs
+        """Which of the two the limbs are: what turns without limits is a wheel."""
 
     def _are_mirrored(self, limbs: list[Limb]) -> bool:
         """Return whether each limb has a mirror image on the other side."""
@@ -131,6 +133,29 @@ class Robot:
         chains = [limb.joints for limb in self.limbs]
         shared = [joint for joint in chains[0] if all(joint in chain for chain in chains)]
         return shared if len(shared) > 1 else []
+
+    def random_poses(self) -> Iterator[mujoco.MjData]:
+        """Yield positions and inertias in random poses within the joints' ranges, ends included."""
+        model, rng = self.model, np.random.default_rng(0)
+        data, joints = mujoco.MjData(model), np.flatnonzero(model.jnt_type > BALL).tolist()
+        low, high = np.array([reach(model, joint) for joint in joints]).reshape(-1, 2).T
+        for _ in range(POSES):
+            mujoco.mj_resetDataKeyframe(model, data, 0)
+            beyond = 0.25 * (high - low)
+            pose = rng.uniform(low - beyond, high + beyond).clip(low, high)
+            data.qpos[model.jnt_qposadr[joints]] = pose
+            mujoco.mj_fwdPosition(model, data)
+            yield data
+
+
+def reach(model: mujoco.MjModel, joint: int) -> tuple[float, float]:
+    """Return the range of a hinge or slide, rad or m; where it has none, a turn, or the model's
+    size."""
+    if model.jnt_limited[joint]:
+        return tuple(model.jnt_range[joint].tolist())
+    is_slide = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE
+    half = 0.5 * float(model.stat.extent) if is_slide else np.pi
+    return (-half, half)
 
 
 def unused(name: str, elements: Iterable[Any]) -> str:
