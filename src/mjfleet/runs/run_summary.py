@@ -53,7 +53,7 @@ def summarise(run_dir: Path) -> tuple[float, Summary]:
     started, problems = 0.0, []
     try:
         started = run_dir.stat().st_mtime
-        summary.bytes = _bytes_in(run_dir)
+        summary.bytes = bytes_in(run_dir)
         record = record_of(run_dir)
         started = started_at(record) or started
         _read_record(summary, run_dir, record)
@@ -139,14 +139,15 @@ def _status(folder: Path, record: dict[str, Any]) -> str:
     return "died" if died else str(record.get("status"))
 
 
-def _bytes_in(folder: Path) -> int:
-    """Return the size of all files in a folder, which may come and go meanwhile; one with two names
-    counts once."""
+def bytes_in(*places: Path) -> int:
+    """Return the size of files, and of all files in folders, which may come and go meanwhile; one
+    with two names counts once."""
     sizes = dict[int, int]()
-    for here, _, files in os.walk(folder):
-        for name in files:
+    for place in places:
+        inside = (Path(here, name) for here, _, names in os.walk(place) for name in names)
+        for file in inside if place.is_dir() else [place]:
             with suppress(FileNotFoundError):
-                about = Path(here, name).lstat()
+                about = file.lstat()
                 sizes[about.st_ino] = about.st_size
     return sum(sizes.values())
 

@@ -22,7 +22,7 @@ from mjfleet.runs.own_runs import remove_note
 from mjfleet.runs.run_directory import WRITTEN
 from mjfleet.runs.run_json import GROUP_FILE, RECORD_FILE
 from mjfleet.runs.run_lock import LOCK_FILE, is_locked, lock_again
-from mjfleet.runs.run_summary import Summary
+from mjfleet.runs.run_summary import Summary, bytes_in
 from mjfleet.utils.console import print_error, print_line
 
 CONDITIONS = ("all", "unfinished", "checkpoints")
@@ -57,11 +57,11 @@ def prune(root: Path, conditions: Sequence[str], chosen: Sequence[Summary], yes:
             removals[group] = _found(group, GROUP_FILES)
     for path, files in removals.items():
         what = f"{len(files)} checkpoints" if "checkpoints" in conditions else "all of it"
-        print_line(f"{name_of(path)}: {what}, {decimal(_bytes(files))}")
+        print_line(f"{name_of(path)}: {what}, {decimal(bytes_in(*files))}")
     if not removals:
         print_line("nothing is to be removed")
     elif not yes:
-        total = _bytes([file for files in removals.values() for file in files])
+        total = bytes_in(*(file for files in removals.values() for file in files))
         print_line(f"this is {decimal(total)} in all; --yes removes it")
     kept = [path for path, files in removals.items() if yes and not _remove(path, files)]
     return 1 if kept else 0
@@ -103,13 +103,6 @@ def _found(folder: Path, names: Sequence[str]) -> list[Path]:
     """Return what a folder holds of these names or patterns, without links: no run makes one."""
     found = [path for name in names for path in sorted(folder.glob(name))]
     return [path for path in found if not path.is_symlink()]
-
-
-def _bytes(files: Sequence[Path]) -> int:
-    """Return the size of files and folders; a file with two names counts once."""
-    inside = [path for file in files for path in (file, *file.rglob("*"))]
-    found = [path.lstat() for path in inside if path.is_file()]
-    return sum({about.st_ino: about.st_size for about in found}.values())
 
 
 def _remove(path: Path, files: Sequence[Path]) -> bool:
