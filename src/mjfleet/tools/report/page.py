@@ -42,6 +42,7 @@ def write_page(output: Path, folders: Sequence[Path], rows: Rows, columns: Seque
     )
     environment.filters |= {"cell": as_cell, "plain": as_typed, "took": _duration}
     environment.globals["file"] = lambda name: (PAGE_FOLDER / name).read_text(encoding="utf-8")
+    environment.globals["enumerate"] = enumerate
     template = environment.get_template("page.html")
     text = template.render(_contents(folders, rows, columns), written=now())
     data = text.encode(errors="backslashreplace")
