@@ -10,10 +10,8 @@ from mjfleet.runs.metrics_csv import columns_of
 from mjfleet.tools.report.logged_run import AXES, ITERATION, Rows
 
 INTERVAL = "the 95% bootstrap interval of that mean"
-POINTS, FEWEST_POINTS = (
-    600,
-    100,
-)  # Points of one row's curve, and the fewest where there are many rows.
+POINTS, FEWEST_POINTS = 600, 100
+"""Points of one row's curve, and the fewest where there are many rows."""
 NOT_DRAWN = (*AXES, "world_size", "total_steps", "steps_per_second")
 Curves = Mapping[str, np.ndarray]
 """Values by column, `(1, points)`. For several runs `(3, points)`: the mean, and the low and high

@@ -93,14 +93,3 @@ def read_named(folders: Mapping[str, Path]) -> Rows:
         elif runs:
             rows[name] = runs
     return rows
-
-
-def differences(runs: Sequence[LoggedRun]) -> list[str]:
-    """Return the names of the settings that are not the same in all runs.
-
-    UserError if the configuration of one of several cannot be read.
-    """
-    if len(runs) == 1:
-        return []
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    return [name for name in names if len({str(run.settings.get(name)) for run in runs}) > 1]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mjfleet.tools.report.curves import bootstrap
-from mjfleet.tools.report.logged_run import ITERATION, LoggedRun, Rows, differences
+from mjfleet.tools.report.logged_run import ITERATION, LoggedRun, Rows
 
 CLIP = "eval/clip/"
 Table = Mapping[str, Mapping[str, Any]]
@@ -21,12 +21,13 @@ def tables(rows: Rows, columns: Sequence[str] = ()) -> dict[str, Table]:
         shown[column] = {name: numbers(runs, column) for name, runs in numbered.items()}
     if clips := _clips(numbered):
         shown["Clips"] = clips
-    firsts = [runs[0] for runs in rows.values()]
-    if differing := differences(firsts):
-        shown["What differs in the configuration"] = {
-            name: {f"{n}": as_typed(run.settings.get(name)) for n, run in enumerate(firsts, 1)}
-            for name in differing
-        }
+    settings = [runs[0].settings for runs in rows.values()] if len(rows) > 1 else []
+    if differing := {
+        name: {f"{place}": as_typed(one.get(name)) for place, one in enumerate(settings, 1)}
+        for name in dict.fromkeys(name for one in settings for name in one)
+        if len({str(one.get(name)) for one in settings}) > 1
+    }:
+        shown["What differs in the configuration"] = differing
     return shown
 
 
