@@ -11,6 +11,7 @@ import torch
 
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.env import Env, EnvShard, factory
+from mjfleet.env.step_recorder import StepRecorder
 from mjfleet.registry import FoundTask, discover
 from mjfleet.rl.build_algorithm import policy_of
 from mjfleet.rl.checkpoints.contents import Checkpointer
@@ -21,6 +22,7 @@ from mjfleet.rl.learner_state import on_cpu
 from mjfleet.rl.runner import Runner
 from mjfleet.tools.export.robot_metadata import describe
 from mjfleet.tools.play.policy_episodes import Player, evaluate
+from mjfleet.video.state_recording import StateRecorder
 
 from ...helpers.second_device import (
     DEVICE,
@@ -117,9 +119,11 @@ def test_no_task_mixes_tensors_of_two_devices(
     played.on_nan = "reset"
     with torch.inference_mode():
         player = Player(played, policy, forget=policy.reset)
-        sums, recording = evaluate(player, 2 * ENVS, "title", 0.1)
+        played.recorder = StepRecorder(num_steps=1)
+        recorder = StateRecorder(played, 0.1)
+        sums = evaluate(player, 2 * ENVS, recorder)
     assert sums.episodes == 2 * ENVS
-    assert recording
+    assert recorder.finish("title")
     assert describe(played, policy.obs_groups)
 
 

@@ -161,7 +161,7 @@ def _write_pretrained(
 
     env, policy, iteration = loaded
     with torch.inference_mode():
-        sums, _ = evaluate(Player(env, policy, forget=policy.reset), 1)
+        sums = evaluate(Player(env, policy, forget=policy.reset), 1)
     print_line(sums.table)
     commits = [str(state["commit"]) for state in git.values()]
     known = {

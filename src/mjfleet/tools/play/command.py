@@ -228,9 +228,14 @@ def _show(
 
 def _play_episodes(player: Player, title: str, parsed: PlayArguments, camera: Any) -> None:
     """Print the table of whole episodes, and write the files that the flags name."""
-    count = parsed.episodes or player.env.num_envs
-    shown = title if parsed.video else None, parsed.video_seconds, camera
-    sums, recording = evaluate(player, count, *shown)
+    recorder = None
+    if parsed.video:
+        from mjfleet.env.step_recorder import StepRecorder
+        from mjfleet.video.state_recording import StateRecorder
+
+        player.env.recorder = StepRecorder(num_steps=1)
+        recorder = StateRecorder(player.env, parsed.video_seconds, camera)
+    sums = evaluate(player, parsed.episodes or player.env.num_envs, recorder)
     print_line(sums.table)
     if parsed.output:
         numbers = {  # JSON has no number that is not finite.
@@ -240,9 +245,9 @@ def _play_episodes(player: Player, title: str, parsed: PlayArguments, camera: An
         text = json.dumps(numbers, indent=2) + "\n"
         write_output(Path(parsed.output), lambda file: file.write(text.encode()))
         print_line(f"wrote {parsed.output}")
-    if parsed.video and recording:
+    if parsed.video and recorder:
         print_line(f"\ndrawing {parsed.video}: {parsed.video_seconds:g} s")
-        render(recording, Path(parsed.video))
+        render(recorder.finish(title), Path(parsed.video))
         print_line(f"wrote {parsed.video}")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from mjfleet.env import Env
-    from mjfleet.video.state_recording import StateRecording
+    from mjfleet.video.state_recording import StateRecorder
 
 Actions = Literal["zero", "random"]
 STATISTIC_COLUMNS = "mean", "std", "min", "max"
@@ -73,35 +73,6 @@ def playing(
             yield player
 
 
-def evaluate(
-    player: Player, count: int, title: str | None = None, seconds: float = 0, camera: Any = None
-) -> "tuple[EpisodeSums, StateRecording | None]":
-    """Play at least `count` episodes; return their sums and, with a title, a recording.
-
-    Each environment plays the same number of episodes from its first reset on, so that short
-    episodes do not count for more than long ones. The recording shows the first `seconds` of the
-    first environments, and what a `camera` of the task sees.
-    """
-    from mjfleet.env.step_recorder import StepRecorder
-    from mjfleet.rl.checks.simulation_warnings import describe_now
-    from mjfleet.rl.evaluation.evaluator import Episodes
-    from mjfleet.video.state_recording import StateRecorder
-
-    env, recorder = player.env, None
-    if title is not None:
-        env.recorder = StepRecorder(num_steps=1)
-        recorder = StateRecorder(env, seconds, camera)
-
-    episodes = Episodes(env, player.act, -(-count // env.num_envs), player.forget)
-    rows = episodes.play(recorder.take if recorder else lambda: None)
-    while recorder and not recorder.is_complete:  # The video is longer than the episodes.
-        player.step()
-        recorder.take()
-    for text in describe_now(env.sim):
-        print_line(f"warning: {text}")
-    return sum_up(env, rows), recorder.finish(title) if recorder and title else None
-
-
 @dataclass(frozen=True)
 class EpisodeSums:
     """What whole episodes have given."""
@@ -121,6 +92,26 @@ class EpisodeSums:
             columns = " {:9.4g} {:10.3g} {:9.4g} {:9.4g}".format(*numbers.values())
             text.append(f"{name:<26}{columns}")
         return "\n".join(text)
+
+
+def evaluate(player: Player, count: int, recorder: "StateRecorder | None" = None) -> EpisodeSums:
+    """Play at least `count` episodes, and as many as `recorder` wants to see; return their sums.
+
+    Each environment plays the same number of episodes from its first reset on, so that short
+    episodes do not count for more than long ones.
+    """
+    from mjfleet.rl.checks.simulation_warnings import describe_now
+    from mjfleet.rl.evaluation.evaluator import Episodes
+
+    env = player.env
+    episodes = Episodes(env, player.act, -(-count // env.num_envs), player.forget)
+    rows = episodes.play(recorder.take if recorder else lambda: None)
+    while recorder and not recorder.is_complete:  # The video is longer than the episodes.
+        player.step()
+        recorder.take()
+    for text in describe_now(env.sim):
+        print_line(f"warning: {text}")
+    return sum_up(env, rows)
 
 
 def sum_up(env: "Env[Any]", rows: "torch.Tensor") -> EpisodeSums:
