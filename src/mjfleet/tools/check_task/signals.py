@@ -29,8 +29,6 @@ def not_finite(outcome: Outcome, where: str, is_sure: bool = True) -> list[Findi
     """Find numbers that are not finite; of a bad state, the state alone."""
     found: dict[str, Finding] = {}
     for name, values in outcome.items():
-        if values.sum().isfinite():
-            continue  # So are all numbers.
         bad = ~values.isfinite()
         if bad.any():
             share = float(bad.any(dim=2).double().mean())
