@@ -31,12 +31,8 @@ SUPERVISOR_POLL_SECONDS = 0.1
 ANSWER_SECONDS = 1.0
 """Once a signal has come, for host agents to report that training has begun, or for rank 0 to print
 that it stops."""
-OTHER_HOSTS_GRACE_SECONDS = (
-    5.0  # For the workers of other hosts to end by themselves once one has failed.
-)
-HOST_AGENTS_END_SECONDS = (
-    10.0  # For host agents to end their workers and to send what these have left.
-)
+OTHER_HOSTS_GRACE_SECONDS = 5.0  # For other hosts' workers to end once one has failed.
+HOST_AGENTS_END_SECONDS = 10.0  # For host agents to end workers, and send what these have left.
 
 
 def supervise(

@@ -145,11 +145,10 @@ class WorkerProcesses:
         return all(_state(heart.pid)[0] in "ZX" for heart in self._hearts if heart.pid)
 
     def _failure(
-        self, kind: str, message: str, rank: Rank, heart: Heartbeat, *, is_secondary: bool = False
+        self, kind: str, message: str, rank: Rank, heart: Heartbeat, **more: Any
     ) -> Failure:
-        """Record and return what is seen of a worker."""
-        failure = Failure.seen(kind, message, self._args, rank, heart)
-        failure = replace(failure, is_secondary=is_secondary)
+        """Record and return what is seen of a worker; `more` are other fields."""
+        failure = replace(Failure.seen(kind, message, self._args, rank, heart), **more)
         failure.write(*self._folders)
         return failure
 
@@ -172,9 +171,8 @@ class WorkerProcesses:
             message = hang_message(self._limit, stack) if heart.pid else "its process never started"
             if is_stopped[rank.local_rank]:
                 message += "; its process was stopped by a signal (SIGSTOP)"
-            seen = Failure.seen("Hang", message, self._args, rank, heart)
-            found[rank] = replace(seen, traceback=stack, is_secondary=rank != first)
-            found[rank].write(*self._folders)
+            more = {"traceback": stack, "is_secondary": rank != first}
+            found[rank] = self._failure("Hang", message, rank, heart, **more)
         return found[first]
 
     def _stacks(self) -> list[str]:
