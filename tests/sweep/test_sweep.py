@@ -38,6 +38,8 @@ SPACE = ("--try", f"{RATE}=1e-4..1e-2:log", "agent.algorithm.gamma=0.9,0.95")
         ([*SPACE, "--metric", "eval/return:most"], "--metric"),
         ([*SPACE, "--per-run", "9999"], "--per-run"),
         ([*SPACE, "--sampler", "grid"], "grid"),
+        (["--try", SPACE[2], "--sampler", "cmaes"], "--try must have a range"),
+        ([*SPACE, "--storage", ""], "--storage is ''"),
         ([*SPACE, "--storage", "sqlite:////nowhere/s.db"], "--storage"),
         ([*SPACE, "--hosts", "a", "b"], "--storage"),
         (["--resume", "nothing"], "nothing"),
@@ -60,6 +62,9 @@ def test_mistakes_get_one_message_and_nothing_is_created(
         ("sqlite://", "name a file"),
         ("notes.txt", "no record of trials"),
         ("run.json", "no record of trials"),
+        ("list.json", "no record of trials"),
+        ("folder", "no record of trials"),
+        ("/dev/null", "no record of trials"),
     ],
 )
 @pytest.mark.parametrize("plan", [(), ("--dry-run",)])
@@ -68,6 +73,8 @@ def test_a_storage_in_a_place_that_is_not_there_is_refused_before_planning(
 ) -> None:
     for name in ("notes.txt", "run.json"):
         (here / name).write_text("{}")
+    (here / "list.json").write_text('["op_code"]')
+    (here / "folder").mkdir()
     shown = refusal("sweep", TASK, *SPACE, "--storage", storage, *plan)
     assert "--storage " in shown
     assert message in shown

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from mjfleet.config.validation import Checked, Count
+from mjfleet.config.validation import Checked, Count, PathText
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,9 @@ class SweepArguments(Checked):
     pruner: Literal["halving", "hyperband", "none"] = "halving"
     """How trials that do worse than others are stopped early: by successive `halving`, by
     `hyperband`, or `none` are."""
-    storage: str | None = None
+    storage: PathText = None
     """Where trials are recorded: a database's URL, such as `postgresql://user@host/sweeps`, or a
     file. Several machines with the same one share a sweep. `None`: a file in the sweep's folder."""
-    resume: str | None = None
+    resume: PathText = None
     """Sweep to continue: its folder, a part of its name, or `latest`. It has its flags; --trials,
     --storage and flags for devices may be given anew."""

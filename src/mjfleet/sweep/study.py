@@ -109,6 +109,9 @@ class Study:
             self._sampler = PointSampler(lists)
             self.defaults, self.most = {}, min(self.most, math.prod(map(len, lists.values())))
         else:
+            numbers = [one for one in self.space.values() if hasattr(one, "low")]
+            if wanted.sampler == "cmaes" and not numbers:
+                raise UserError("--sampler cmaes: --try must have a range; lists vary at random.")
             samplers = {"tpe": TPESampler, "random": RandomSampler, "cmaes": CmaEsSampler}
             self._sampler = samplers[wanted.sampler]()
         # The first evaluation follows shortly after.
@@ -202,8 +205,8 @@ def check_storage(place: str) -> None:
     if url and url.database in (None, "", ":memory:"):
         raise UserError(f"--storage {place}: name a file, as in sqlite:////scratch/sweep.db.")
     path = Path((url and url.database) or place)
-    if not url and path.is_file() and not _is_journal(path):
-        raise UserError(f"--storage {place}: it is another file, and no record of trials.")
+    if not url and path.exists() and not (path.is_file() and _is_journal(path)):
+        raise UserError(f"--storage {place}: it is something else, and no record of trials.")
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         why = "cannot be written" if folder.is_dir() else "is not there"
@@ -221,7 +224,7 @@ def _is_journal(path: Path) -> bool:
     with path.open("rb") as file:
         first = file.readline(FIRST_BYTES)
     try:
-        return not first or "op_code" in json.loads(first)
+        return not first or "op_code" in dict(json.loads(first))
     except (ValueError, TypeError):
         return False
 
