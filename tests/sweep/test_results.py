@@ -1,7 +1,8 @@
 """What a sweep records of its trials, for `mjfleet report`."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -11,11 +12,15 @@ import pytest
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
+from mjfleet.errors import WorkerError
+from mjfleet.groups.device_shares import Share
 from mjfleet.registry import discover
+from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.runs.run_json import read_record
+from mjfleet.runs.start import Chosen
 from mjfleet.sweep.arguments import SweepArguments
 from mjfleet.sweep.study import Study, _open_storage, place_in
-from mjfleet.sweep.trials import Trials, write_results
+from mjfleet.sweep.trials import Trials, run_trials, write_results
 
 RATE, DIMS = "agent.algorithm.learning_rate", "agent.actor.hidden_dims"
 
@@ -110,6 +115,18 @@ def test_the_machine_that_begins_a_sweep_alone_lets_it_try_the_defaults(
     trial = study.begin_trial()
     assert trial
     assert trial.params == study.defaults
+
+
+def test_a_sweep_whose_record_is_gone_has_failed_and_says_why(tmp_path: Path) -> None:
+    found = discover({}).find("cartpole-balance")
+    study = Study(SweepArguments(try_=(f"{RATE}=1e-4..1e-2",)), found, found.defaults())
+    chosen = Chosen(found=found, config=replace(found.defaults(), run_dir=str(tmp_path)))
+    with closing(RunDirectory(tmp_path, chosen, {"kind": "sweep"})) as attempt:
+        study.open(place_in(tmp_path), "here", is_new=True)
+        (tmp_path / "study.db").unlink()
+        with pytest.raises(WorkerError, match=r"has stopped: .*readonly.*\n.*sweep --resume /"):
+            run_trials(found, tmp_path, attempt, study, [Share((), 1, 1)])
+    assert read_record(tmp_path)["status"] == "failed"
 
 
 def test_a_trial_that_something_else_has_ended_is_left_and_the_sweep_continues(

@@ -11,15 +11,16 @@ from pathlib import Path
 from statistics import fmean
 
 import optuna
-from optuna.exceptions import UpdateFinishedTrialError
+from optuna.exceptions import OptunaError, UpdateFinishedTrialError
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.study import StudyDirection
 from optuna.trial import Trial, TrialState, create_trial
+from sqlalchemy.exc import SQLAlchemyError
 
 from mjfleet.config import TrainConfig
 from mjfleet.config.flags import as_words
 from mjfleet.config.unused_fields import unused_fields
-from mjfleet.errors import UserError
+from mjfleet.errors import UserError, WorkerError
 from mjfleet.groups.device_shares import Share
 from mjfleet.groups.run_queue import Member, run_members
 from mjfleet.launch.planned_run import FAILED
@@ -30,7 +31,7 @@ from mjfleet.runs.run_directory import RunDirectory
 from mjfleet.runs.run_json import write_record
 from mjfleet.sweep.space import with_values
 from mjfleet.sweep.study import CAUSE, STEPS, Study
-from mjfleet.utils.console import print_line
+from mjfleet.utils.console import in_a_line, print_line
 
 FAILURES_IN_A_ROW = 5
 """After so many failed trials the sweep stops: the cause is not their values."""
@@ -50,24 +51,30 @@ def run_trials(
 ) -> int:
     """Train until there are enough trials on all machines; return the exit code.
 
-    UserError if runs never log the metric: all processes have ended.
+    UserError if runs never log the metric, WorkerError if the study cannot be used any more, as on
+    a full disk: all processes have ended.
     """
     print_line(f"sweep: {folder}")
-    trials = Trials(study, folder)
-    steps = trials.next_trial, trials.ended, trials.look
+    path = shlex.quote(str(folder))
     try:
+        trials = Trials(study, folder)
+        steps = trials.next_trial, trials.ended, trials.look
         signal = run_members(found, study.config, folder, shares, *steps)
+        write_results(study, folder)  # Trials of other machines may have ended since.
+        best, unfinished = study.best(), study.unfinished()
     except UserError:
         attempt.end("failed")
         raise
-    write_results(study, folder)  # Trials of other machines may have ended since.
-    if best := study.best():
+    except (OptunaError, SQLAlchemyError, OSError) as error:
+        why = in_a_line(error.__cause__ or error)
+        attempt.end("failed", cause=why)
+        raise WorkerError(f"the sweep has stopped: {why}\nmjfleet sweep --resume {path}") from error
+    if best:
         file = shlex.quote(f"{folder}/best.yaml")
         print_line(f"best: {study.metric} {best.value:.4g} by train --config {file}")
     if is_hopeless := trials.failures >= FAILURES_IN_A_ROW:
         print_line(f"stopped after {FAILURES_IN_A_ROW} failed trials in a row: {trials.cause}")
-    is_open = is_hopeless or signal is not None or bool(study.unfinished())
-    path = shlex.quote(str(folder))
+    is_open = is_hopeless or signal is not None or bool(unfinished)
     print_line(f"mjfleet {'sweep --resume' if is_open else 'report'} {path}")
     is_done = not is_open and best is not None
     attempt.end("stopped" if signal else "finished" if is_done else "failed")
