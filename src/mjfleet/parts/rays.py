@@ -104,7 +104,7 @@ class Rays:
         except UserError as error:
             kind = type(self).__name__
             raise UserError(f"{type(env).__name__}: {kind} on {frame!r}: {error}") from None
-        starts, directions = (part.float() for part in pattern)
+        starts, directions = (part.float().cpu() for part in pattern)
         x, y, z = offset
         starts = starts + torch.tensor((x, y, z)) + ASIDE
         units = directions / directions.norm(dim=1, keepdim=True)

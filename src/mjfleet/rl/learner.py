@@ -189,6 +189,6 @@ class Learner(LearnerState, SharedGradients, ABC):
     def restore(self, state: Mapping[str, Any], names: Collection[str]) -> None:
         """Load the networks and optimisers of these names from what `save` returned."""
         parts: dict[str, Any] = {**self.networks(), **self.optimizers()}
-        for name in parts.keys() & {*names}:
+        for name in [name for name in parts if name in names]:  # Networks may share encoders.
             parts[name].load_state_dict(state[key_of(name)])
         self._show_rate()

@@ -12,10 +12,12 @@ import torch
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.env import Env, EnvShard, factory
 from mjfleet.env.step_recorder import StepRecorder
+from mjfleet.parts.rays import Rays, grid
 from mjfleet.registry import FoundTask, discover
 from mjfleet.rl.build_algorithm import policy_of
 from mjfleet.rl.checkpoints.contents import Checkpointer
-from mjfleet.rl.checkpoints.files import load_policy
+from mjfleet.rl.checkpoints.files import load_policy, read_checkpoint
+from mjfleet.rl.checkpoints.initial_networks import take_networks
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.evaluation.evaluator import Evaluator
 from mjfleet.rl.learner_state import on_cpu
@@ -141,6 +143,31 @@ def test_no_network_or_library_mixes_tensors_of_two_devices(
     variant: str, tmp_path: Path, device: SecondDevice
 ) -> None:
     train_and_resume(*prepare("cartpole-balance", **VARIANTS[variant]), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["go1-velocity-flat", "cartpole-balance-depth"])
+def test_sac_mixes_no_tensors_of_two_devices(
+    name: str, tmp_path: Path, device: SecondDevice
+) -> None:
+    """With mirrored samples, and with images."""
+    found = TASKS[name]
+    config = found.defaults("sac").with_num_envs(ENVS)
+    small = {"batch_size": 8, "updates_per_transition": 0.1, "replay_size": 400, "warm_up": 10}
+    agent = from_dict(config.agent, {"num_steps_per_env": 4, "algorithm": {**small, "n_step": 3}})
+    config = replace(config, env=replace(config.env, episode_seconds=0.1), agent=agent)
+    runner, _ = train_and_resume(found, config, tmp_path)
+    assert runner.alg.updates > 0
+    taken = take_networks(runner, path := tmp_path / "final_model.pt", read_checkpoint(path), "it")
+    assert taken[0].startswith("actor: taken")
+
+
+def test_rays_take_a_pattern_on_the_device(device: SecondDevice) -> None:
+    env = build(*prepare("go1-velocity-rough"))
+    starts, directions = grid(1.0, 1.0, 0.5)
+    around: Any = {"offset": (0.0, 0.0, 0.5), "max_distance": 3.0, "miss": 3.0}
+    on_device = starts.to(DEVICE), directions.to(DEVICE)
+    found = Rays(env, on_device, "trunk", **around)()
+    assert torch.equal(found, Rays(env, (starts, directions), "trunk", **around)())
 
 
 def test_a_dump_reads_the_device(tmp_path: Path, device: SecondDevice) -> None:

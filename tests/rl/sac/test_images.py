@@ -122,6 +122,15 @@ def test_a_resumed_run_with_images_goes_on_as_if_it_had_not_ended(tmp_path: Path
     assert same(one, other)
 
 
+def test_encoders_that_become_shared_are_those_of_the_critics(tmp_path: Path) -> None:
+    alone, _ = begin(tmp_path, agent(1))
+    both, _ = begin(tmp_path, agent(1, share_cnn_encoders=True))
+    state, names = alone.alg.save(), sorted(alone.alg.networks(), reverse=True)
+    both.alg.restore(state, names)
+    pairs = zip(both.alg.actor.cnns.parameters(), alone.alg.critic.cnns.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
 @pytest.mark.parametrize(
     ("dtype", "groups"), [(torch.uint8, ["camera"]), (torch.float32, ["actor", "camera"])]
 )

@@ -134,11 +134,11 @@ def resume_without_a_file(ranks: Ranks, folder: str) -> dict[str, Any]:
     return found
 
 
-def refuse_a_batch(ranks: Ranks, folder: str) -> str:
+def refuse_a_batch(ranks: Ranks, folder: str) -> dict[str, Any]:
     """Return why a batch of one sample is refused."""
     with pytest.raises(UserError) as refused:
         ranks.runner(agent(1, batch_size=1))
-    return str(refused.value)
+    return {"text": str(refused.value)}
 
 
 @pytest.fixture(scope="module")
@@ -182,4 +182,4 @@ def test_ranks_stay_in_step_where_one_has_lost_its_replay(found: list[dict[str, 
 
 def test_a_batch_has_a_sample_for_each_rank(found: list[dict[str, Any]]) -> None:
     text = "--agent.algorithm.batch-size is 1; it must be at least 2, one a worker."
-    assert [rank["refuse_a_batch"] for rank in found] == [text] * WORLD_SIZE
+    assert [rank["refuse_a_batch"]["text"] for rank in found] == [text] * WORLD_SIZE
