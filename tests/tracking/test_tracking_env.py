@@ -182,6 +182,20 @@ def test_the_g1_has_the_published_sizes_and_may_estimate_its_state() -> None:
     torch.testing.assert_close(motors, torch.full_like(motors, 4.0))
 
 
+def test_the_smaller_torque_limit_of_motor_and_joint_counts(tmp_path: Path) -> None:
+    knee = '<position joint="left_knee" '
+    xml = XML.replace(knee, knee + 'forcerange="-10 10" ')
+    for joint, most in (("left_hip", 5), ("left_knee", 15)):
+        place = f'<joint name="{joint}" '
+        xml = xml.replace(place, f'{place}actuatorfrcrange="-{most} {most}" ')
+    (tmp_path / "robot.xml").write_text(xml)
+    kind: Any = type("LimitedEnv", (TrackingEnv,), {"model_file": str(tmp_path / "robot.xml")})
+    cfg = replace(CONFIG, clips=(write(tmp_path, "clip"),), action_scale=0.5)
+    env = kind(cfg, simulate("native", kind.make_model(cfg), cfg.num_envs), 1)
+    assert env.motors.reach.tolist() == [5 / 20, 10 / 20, 1.0]
+    assert env.action_scale.tolist() == [0.125, 0.25, 0.5]
+
+
 @pytest.mark.parametrize("name", ["walk", "turn", "sidestep", "squat"])
 def test_the_clips_that_ship_keep_to_the_ground_and_to_the_joints_ranges(name: str) -> None:
     folder = discover({}).find("g1-tracking").folder

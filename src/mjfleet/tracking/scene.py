@@ -101,7 +101,14 @@ class Motors:
         far = torch.tensor((-FAR, FAR), device=device)
         self.low, self.high = torch.where(is_limited.unsqueeze(1), ranges, far).unbind(dim=1)
         kp = torch.from_numpy(model.actuator_gainprm[:, 0]).float()
-        force = torch.from_numpy(model.actuator_forcerange).float().abs().amax(dim=1)
-        limited = torch.from_numpy(model.actuator_forcelimited).bool()
-        self.reach = torch.where(limited, force / kp, 1.0).to(device)
+        # MuJoCo limits the torque of an actuator, and that of all actuators on a joint.
+        limits = [
+            torch.where(torch.from_numpy(is_on).bool(), torch.from_numpy(ends).float(), torch.inf)
+            for is_on, ends in (
+                (model.actuator_forcelimited, abs(model.actuator_forcerange).max(axis=1)),
+                (model.jnt_actfrclimited[ids], abs(model.jnt_actfrcrange[ids]).max(axis=1)),
+            )
+        ]
+        force = torch.minimum(*limits)
+        self.reach = torch.where(force.isfinite(), force / kp, 1.0).to(device)
         """What the torque limit is over kp, rad; 1 without a limit."""
