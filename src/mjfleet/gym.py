@@ -47,7 +47,7 @@ class TaskVectorEnv(VectorEnv[Array, Array, Array]):
     `infos["final_obs"][i]` the last one of the old, where `infos["_final_obs"][i]`. Failures are
     `terminations`, time-outs are `truncations`.
 
-    The action space is bounded by the task's `action_limit`; further actions are the task's affair.
+    The action space is bounded by the task's `action_limit`; the task handles actions beyond it.
     """
 
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012

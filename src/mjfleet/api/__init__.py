@@ -1,1 +1,1 @@
-"""The Python API: what `mjfleet.train` and the other names of the package are made of."""
+"""The Python API: `mjfleet.train` and the other names of the package."""

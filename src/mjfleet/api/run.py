@@ -56,8 +56,8 @@ class Run:
 
     @classmethod
     def of_process(cls, process: CommandProcess, run_dir: Path, background: bool) -> "Run":
-        """Return the run that a process trains, by `train <task> ...`: at once in the background,
-        or when it has ended."""
+        """Return the run that a process trains by `train <task> ...`: at once in the background,
+        otherwise after it has ended."""
         run = cls.__new__(cls)
         run.path, run._process, run._task = run_dir.absolute(), process, process.arguments[1]
         return run if background else run._shown_until_it_ends()

@@ -1,4 +1,4 @@
-"""What all benchmarks share: flags, the trainings that they measure, their files. In the launcher.
+"""The flags, trainings and files that all benchmarks share. In the launcher.
 
 `mjfleet bench` and the scripts of benchmarks/ are functions from `Setup` and their flags to Result.
 """

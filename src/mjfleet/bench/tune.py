@@ -33,7 +33,7 @@ evaluations and loggers are left out."""
 
 @dataclass(frozen=True)
 class Point:
-    """What training with a number of environments is like."""
+    """Throughput and memory of training with a number of environments."""
 
     num_envs: int  # Per worker.
     steps_per_second: float  # Environment steps of all workers, learning included.

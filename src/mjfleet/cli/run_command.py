@@ -24,7 +24,7 @@ from mjfleet.utils.packages import is_of_mjfleet, stack_versions
 from mjfleet.utils.parent_death import MISTAKE_VARIABLE
 from mjfleet.utils.user_folders import have_user_folders
 
-MIN_COLUMNS = 20  # In a narrower terminal, tyro lays out help for ever.
+MIN_COLUMNS = 20  # In a narrower terminal, tyro never finishes the layout of help.
 LOCAL_RANK_0_SECONDS = 3.0
 """How long the other workers of a host leave its first one to print the error they all have."""
 THREAD_SECONDS = 5.0  # How long a command waits at its end for the threads of a task.
@@ -40,7 +40,7 @@ WRONG_PATH = {
 def run_and_exit(command: Callable[[Sequence[str]], int]) -> NoReturn:
     """Run a command with this process's arguments, and exit with its exit code.
 
-    Python would wait for ever for a thread that a task has left.
+    Python would wait forever for a thread that a task has left.
     """
     codes = list[int]()
     atexit.register(_end_at_once, codes)  # What is registered first is called last.

@@ -192,7 +192,7 @@ def _fitting_leaf(hint: Any, value: Any) -> Iterator[Any]:
 
 
 def _convert_key(hint: Any, key: Any, path: str) -> Any:
-    """Return a mapping's key, of which JSON may have made text."""
+    """Return a mapping's key, which JSON may have turned into text."""
     with suppress(ValueError):
         if isinstance(key, str) and hint in (int, float):
             key = hint(key)

@@ -304,7 +304,7 @@ def _configuration(kind: tyro.constructors.StructTypeInfo) -> Any:
 
 @PARSERS.primitive_rule
 def _list(kind: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """Parse a list of numbers or texts, of which one word such as `[64, 32]` has all items."""
+    """Parse a list of numbers or texts; one word such as `[64, 32]` may hold all items."""
     item, *others = get_args(kind.type) or (None,)
     if kind.type_origin not in (list, tuple) or item not in (int, float, str):
         return None

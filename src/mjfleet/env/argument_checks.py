@@ -9,12 +9,12 @@ from mjfleet.errors import UserError
 
 
 def wrong_numbers(env: Env[Any], what: str, wanted: str) -> UserError:
-    """Return the error about a part that is made with numbers that are not `wanted`."""
+    """Return the error for a part whose numbers are not as `wanted`."""
     return UserError(f"{type(env).__name__}: the numbers of {what} must be {wanted}.")
 
 
 def check_shape(part: object, values: torch.Tensor, own: torch.Tensor) -> None:
-    """Raise UserError unless values have the shape of those that a part keeps."""
+    """Raise UserError unless values have the shape that a part keeps."""
     if values.shape != own.shape:
         name, wanted, given = type(part).__name__, tuple(own.shape), tuple(values.shape)
         raise UserError(f"{name} was made for values {wanted}, and is given {given}.")

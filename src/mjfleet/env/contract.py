@@ -164,8 +164,8 @@ class EnvContract(VecEnv, Generic[C]):
         return {}
 
     def levels_to_evaluate(self, count: int) -> Sequence[int]:
-        """Return which levels of a curriculum's `count` policies are evaluated and played on: all
-        unless overridden. Environments are divided evenly among them."""
+        """Return the levels, of the `count` of a curriculum, for evaluations and `play`: all unless
+        overridden. Environments are divided evenly among them."""
         return range(count)
 
     def debug_vis(self) -> Arrows:
@@ -185,12 +185,12 @@ class EnvContract(VecEnv, Generic[C]):
         return {}
 
     def deployment(self) -> dict[str, Any]:
-        """Return what a robot that runs the policy must know and the model does not say: the parts
+        """Return what a robot needs to run the policy and the model does not contain: the parts
         of an observation, the meaning of an action. JSON data for `mjfleet export`: docs/deploy.md.
         """
         return {}
 
     def deployment_arrays(self) -> dict[str, torch.Tensor]:
-        """Return tensors by name that such a robot needs, too, as those of the clips that it
-        follows. `mjfleet export` writes them as policy.npz."""
+        """Return, by name, tensors that such a robot also needs, such as the frames of its clips.
+        `mjfleet export` writes them as policy.npz."""
         return {}

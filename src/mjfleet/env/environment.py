@@ -140,7 +140,7 @@ class Env(StatefulEnv[C]):
         return self
 
     def close(self) -> None:
-        """Give back what `mjfleet.make` has set for this environment. `with` calls it."""
+        """Undo the settings that `mjfleet.make` has made for this environment. `with` calls it."""
         self.on_close.close()
 
     def __enter__(self) -> Self:
@@ -235,7 +235,7 @@ class Env(StatefulEnv[C]):
         self._observations = self._observe()
 
     def take_statistics(self) -> Sums:
-        """Return what `deferred_statistics` stands for. Waits for the device."""
+        """Return the values of `deferred_statistics`. Waits for the device."""
         return read(self.deferred_statistics())[0]
 
     def deferred_statistics(self) -> Deferred[Sums]:

@@ -27,7 +27,7 @@ def observation_sizes(env: Any) -> dict[str, int | tuple[int, ...]]:
 
 
 def observed_dtype(group: torch.Tensor) -> torch.dtype:
-    """Return what a group of `observe` becomes: float32, and bytes where it is images of bytes."""
+    """Return the type to which a group of `observe` is converted: float32, or bytes for images."""
     return torch.uint8 if group.dtype == torch.uint8 and group.ndim == 4 else torch.float32
 
 

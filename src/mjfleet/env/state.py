@@ -127,7 +127,7 @@ class States:
             write_where(mask, tensor, drawn)
 
     def take_over(self, source: torch.Tensor) -> None:
-        """Give each environment the state of another: `source` `(num_envs,)`, long, says which."""
+        """Copy to each environment the state of environment `source` `(num_envs,)`, long."""
         for rows in self._rows.values():
             rows.numbers.copy_(rows.numbers.index_select(1, source))
 
@@ -176,7 +176,7 @@ class States:
             self.shared[name].copy_(begun.double() + part.view_as(begun))
 
     def begin_sums(self) -> None:
-        """Take summed state as it is for that to which all ranks add."""
+        """Take the current summed state as the value to which all ranks add."""
         for name, begun in self._begun.items():
             begun.copy_(self.shared[name])
 

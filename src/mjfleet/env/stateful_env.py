@@ -81,21 +81,21 @@ class StatefulEnv(EnvContract[C]):
         return tensor
 
     def each_step(self, advance: Callable[[], object], after_physics: bool = False) -> None:
-        """Have a helper's function called at the end of each step, before `end_episode`; or with
+        """Call a helper's function at the end of each step, before `end_episode`; or with
         `after_physics`, before the task's own `after_physics`."""
         (self._readers if after_physics else self._timers).append(advance)
 
     def each_reset(self, begin: Callable[[torch.Tensor], object]) -> None:
-        """Have a helper's function of the mask called at each reset, before `reset_worlds`."""
+        """Call a helper's function of the mask at each reset, before `reset_worlds`."""
         self._resets.append(begin)
 
     def each_iteration(self, follow: Callable[[], object]) -> None:
-        """Have a helper's function called after each iteration, once state with `reduce` has been
-        summed over all workers. Only training has iterations."""
+        """Call a helper's function after each iteration, once state with `reduce` has been summed
+        over all workers. Only training has iterations."""
         self._iterations.append(follow)
 
     def cache(self, *names: str) -> None:
-        """Say of attributes that they may change and are no state: they follow from what is."""
+        """Exempt attributes from the declaration: they can be computed from other state."""
         self._cached.update(names)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -164,18 +164,18 @@ class StatefulEnv(EnvContract[C]):
         }
 
     def deferred_additions(self) -> Deferred[list[float]]:
-        """Return what this worker has added to state with `reduce` since `end_iteration`."""
+        """Return this worker's additions to state with `reduce` since `end_iteration`."""
         return Deferred(self._states.added(), list)
 
     def end_iteration(self, added: Sequence[float]) -> None:
-        """Take over the sums over all workers of what `deferred_additions` has returned."""
+        """Add the sums over all workers of what `deferred_additions` has returned."""
         self._states.add_up(added)
         for follow in self._iterations:
             follow()
         self._states.begin_sums()
 
     def declares(self, saved: dict[str, Any]) -> bool:
-        """Return whether the state that `state_dict` returned is that which is declared here."""
+        """Return whether a `state_dict` has the state that this environment declares."""
         return saved.get("states", {}).get("sizes") == self._states.sizes()
 
     def load_state_dict(self, saved: dict[str, Any]) -> list[str]:
@@ -215,7 +215,7 @@ class StatefulEnv(EnvContract[C]):
         return restore
 
     def take_over(self, source: torch.Tensor) -> None:
-        """Give each environment the state of another one, `source` `(num_envs,)`, long."""
+        """Copy to each environment the state of environment `source` `(num_envs,)`, long."""
         for field in (field for name, field in self.sim.state().items() if name != "room"):
             field.copy_(field.index_select(0, source))
         self.sim.forward()
@@ -223,8 +223,8 @@ class StatefulEnv(EnvContract[C]):
         self._observations = self._observations[source]
 
     def undeclared(self) -> dict[str, str]:
-        """Return a message, with the line to write, about each attribute that has changed, and is
-        not declared."""
+        """Return a message, with the line to write, for each changed attribute that is not
+        declared."""
         kind = type(self).__name__
         return {
             name: f"{kind}.{name} changes in a step, and is not declared. If it is to be "
@@ -234,7 +234,7 @@ class StatefulEnv(EnvContract[C]):
         }
 
     def check_undeclared(self) -> None:
-        """Raise UserError if an attribute has changed that is not declared."""
+        """Raise UserError if an attribute that is not declared has changed."""
         for message in self.undeclared().values():
             raise UserError(message)
 

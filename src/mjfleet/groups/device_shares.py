@@ -11,7 +11,7 @@ from mjfleet.utils.hardware_names import usable_cores
 
 @dataclass(frozen=True)
 class Share:
-    """What one run at a time has of the machine."""
+    """The devices of one run."""
 
     gpus: tuple[int, ...]  # As `--gpu-ids` counts; none means the CPU.
     threads: int | None  # For all workers of the run; None: not limited.
@@ -26,7 +26,7 @@ class Share:
 
     @property
     def size(self) -> str:
-        """How much that is, which is the same for all shares."""
+        """Number and kind of these devices, which is the same for all shares."""
         number, what = (len(self.gpus), "GPU") if self.gpus else (self.threads or "all", "core")
         return f"{number} {what}" + ("" if number == 1 else "s")
 

@@ -201,7 +201,7 @@ def _how_to_continue(run_dir: Path) -> str:
 
 
 def resume_command(task: str, folder: Path) -> str:
-    """Return the command that continues a run or a group, as it can be called from here."""
+    """Return the command that continues a run or a group, for the current folder."""
     train = "train" if shutil.which("train") else f"{sys.executable} -m mjfleet.cli.train"
     if "UV_RUN_RECURSION_DEPTH" in os.environ:
         train = "uv run train"

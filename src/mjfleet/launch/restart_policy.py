@@ -39,7 +39,7 @@ def wait_for_restart(run_dir: Path, max_restarts: int) -> int | None:
 def why_not(run_dir: Path, max_restarts: int) -> str | None:
     """Return why a run that has failed does not start again; None: it does.
 
-    A fault that comes back in the same iteration would come back for ever. But a worker that was
+    A fault that comes back in the same iteration would come back forever. But a worker that was
     killed before the first iteration, in two attempts, was only unlucky twice. So was a command
     that lacked memory or a file, where it had begun well before.
     """

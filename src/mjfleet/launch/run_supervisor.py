@@ -71,7 +71,7 @@ class _Host:
 
 
 class RunSupervisor:
-    """Starts the workers of all hosts; knows what the host agents report, and what follows."""
+    """Starts the workers of all hosts, and decides by the host agents' reports how a run ends."""
 
     def __init__(self, plan: LaunchPlan, connections: HostConnections, relay: OutputRelay) -> None:
         self._plan, self._connections, self._relay = plan, connections, relay

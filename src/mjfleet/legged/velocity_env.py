@@ -220,7 +220,7 @@ class VelocityEnv(Env[VelocityConfig]):
         }
 
     def frame_parts(self) -> list[Part]:
-        """Return what the robot's sensors measure, of which the policy sees the newest frames.
+        """Return what the robot's sensors measure; the policy sees the newest frames of it.
 
         Amplitudes of noise are those of legged_gym and Isaac Lab.
         """

@@ -27,13 +27,13 @@ CURVES = {
     "evaluated return": "eval/return",
     "reward per step": "mean_reward",
 }
-"""Columns of which the view shows the course."""
+"""Columns whose curves the view shows."""
 
 logger = logging.getLogger(__name__)
 
 
 class ConsoleLogger:
-    """Shows each iteration, of which an earlier part of the run has completed `begun`.
+    """Shows each iteration. An earlier part of the run has completed `begun` of them.
 
     `live` needs a terminal; without one the view is plain. `task` is the title of the live view.
     """

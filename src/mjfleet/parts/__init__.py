@@ -1,4 +1,4 @@
-"""Parts of which tasks are composed: `from mjfleet.parts import Contacts, Motion, vary`."""
+"""Parts for composing tasks: `from mjfleet.parts import Contacts, Motion, vary`."""
 
 from mjfleet.parts.camera import Camera, add_camera
 from mjfleet.parts.contacts import Contacts, add_contacts

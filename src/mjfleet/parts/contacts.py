@@ -36,9 +36,9 @@ def add_contacts(
         names: regular expressions that match whole names of geoms and of bodies. A name that a geom
             and a body share is the geom's. `geom:`, `body:` or `subtree:` before an expression says
             what it matches; a subtree is a body with all below it.
-        against: the one geom, body or subtree, written likewise, that they shall touch; None: any.
-        samples: physics steps of which MuJoCo keeps what was found: `cfg.decimation`, so that no
-            touch between two steps of the environment is missed; or 0, if only the newest counts.
+        against: the geom, body or subtree, written likewise, whose contacts count; None: any.
+        samples: number of physics steps whose contacts MuJoCo keeps: `cfg.decimation`, so that no
+            touch between two steps of the environment is missed; 0 keeps only the newest.
         force: whether contact forces are measured, too. What is found is then a physics step old.
         label: begins the sensors' names, `contacts/FR_foot`, so that a model may have several sets.
 

@@ -23,7 +23,7 @@ def gaussian_depth(
 
 
 def blurred_edges(env: Env[Any], depth: torch.Tensor, *, share: float, step: float) -> torch.Tensor:
-    """Return depths of which, at edges, a random share is that of a neighbour.
+    """Return depths where, at edges, a random share of pixels has a neighbour's depth.
 
     A pixel is at an edge where the depth to its right or below differs by more than `step`, m.
     """
@@ -38,7 +38,7 @@ def blurred_edges(env: Env[Any], depth: torch.Tensor, *, share: float, step: flo
 def holes(
     env: Env[Any], image: torch.Tensor, *, share: float, value: float, size: int = 1
 ) -> torch.Tensor:
-    """Return an image of which a random share of squares, `size` pixels wide, has a value instead.
+    """Return an image where a random share of squares, `size` pixels wide, has another value.
 
     Real cameras return 0, or their largest depth, where they see nothing. With `size` as wide as
     the image, whole images drop out. UserError if `size` is no whole number above 0.

@@ -1,1 +1,1 @@
-"""Learning: what rsl_rl does not do for us."""
+"""Learning: the training loop, our algorithms, and adapters of other libraries."""

@@ -1,4 +1,4 @@
-"""What numbers that are not finite say of a run's settings. Runs in a worker."""
+"""Finds the cause of numbers that are not finite, and flags to continue with. In a worker."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ HUGE = 1e6
 class DivergedError(RuntimeError):
     """Training cannot continue, because of numbers that are not finite.
 
-    It would fail again as it was. `flags`: with which it may continue; empty: with another task.
+    A resume without a change would fail again. `flags` may avoid this; empty: change the task.
     """
 
     def __init__(self, message: str, flags: str = "") -> None:

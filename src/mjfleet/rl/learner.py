@@ -1,4 +1,4 @@
-"""What training, evaluation, checkpoints and `play` know of whatever learns. Runs in a worker."""
+"""The interface of a learner for training, evaluation, checkpoints and `play`. In a worker."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,8 +31,6 @@ def key_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a learner is built from."""
-
     env: Env[Any]
     agent: AgentConfig
     device: str
@@ -46,7 +44,7 @@ class Setup:
 
 
 class Step(NamedTuple):
-    """What a step of the environments gave."""
+    """The results of a step of the environments."""
 
     observations: TensorDict
     """After the step; where an episode ended, the first ones of the next episode."""
@@ -92,7 +90,7 @@ class Learner(LearnerState, SharedGradients, ABC):
 
     @classmethod
     def requires(cls, agent: AgentConfig, load: Load) -> str | None:
-        """Return what of the configuration this class does not support; None: it has all."""
+        """Return the part of the configuration that this class does not support, or None."""
 
     @classmethod
     def policy_of(cls, env: Env[Any], agent: AgentConfig, load: Load) -> Any:
@@ -109,7 +107,7 @@ class Learner(LearnerState, SharedGradients, ABC):
 
     @abstractmethod
     def record(self, before: TensorDict, actions: torch.Tensor, step: Step) -> None:
-        """Keep what a step gave, and what preceded it; called in inference mode."""
+        """Store a step's results, and the observations before it; called in inference mode."""
 
     @abstractmethod
     def learn(self) -> Deferred[dict[str, float]]:
@@ -127,7 +125,7 @@ class Learner(LearnerState, SharedGradients, ABC):
         """Return the newest rollout, which has to be finite, by name: `observation/<group>`,
         `action`, `reward` and `done`.
 
-        Each is in parts `(steps, num_envs, ...)`, of which observations have one row more.
+        Each is in parts `(steps, num_envs, ...)`; observations have one row more.
         """
 
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
@@ -154,7 +152,7 @@ class Learner(LearnerState, SharedGradients, ABC):
             yield from device_optimizer.state_tensors(optimizer)
 
     def train_mode(self, is_training: bool = True) -> None:
-        """Put the networks into training mode, or into that of evaluations."""
+        """Put the networks into training mode or evaluation mode."""
         for network in self.networks().values():
             network.train(is_training)
 

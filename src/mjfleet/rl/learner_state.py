@@ -30,7 +30,7 @@ class Declared:
 
 
 class LearnerState:
-    """Declares what a learner changes, and finds what it changes and has not declared."""
+    """Declares what a learner changes, and finds changes that are not declared."""
 
     def __init__(self) -> None:
         self._declared: dict[str, Declared] = {}
@@ -76,7 +76,7 @@ class LearnerState:
         return now
 
     def scratch(self, *names: str) -> None:
-        """Say of attributes that they may change and are no state: they follow from what is."""
+        """Exempt attributes from the declaration: they can be computed from other state."""
         self._scratch.update(names)
 
     def states(self, *kinds: Per) -> dict[str, Any]:
@@ -105,11 +105,11 @@ class LearnerState:
         return [value for value in self.values(*kinds) if isinstance(value, torch.Tensor)]
 
     def begin_watching(self) -> None:
-        """Take what is now for what `check_undeclared` compares with."""
+        """Remember the current values, with which `check_undeclared` compares."""
         self._look = self._look_now()
 
     def check_undeclared(self) -> None:
-        """Raise UserError if an attribute has changed that is not declared."""
+        """Raise UserError if an attribute that is not declared has changed."""
         for name in changes(self._look, self._look_now()):
             own, _, of_network = name.partition(".")
             base = "" if self.owner is self else " of mjfleet.rl.algorithm.Algorithm"

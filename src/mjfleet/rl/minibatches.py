@@ -46,7 +46,6 @@ class Minibatch(NamedTuple):
         return Minibatch(**others, distribution=tuple(map(function, self.distribution)))
 
     def rows(self, start: int, stop: int) -> "Minibatch":
-        """Return views of some samples."""
         if start == 0 and stop >= len(self.actions):
             return self
         return self.map(lambda field: field[start:stop])
@@ -57,7 +56,6 @@ class Minibatch(NamedTuple):
             yield self.rows(start, start + size)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return all tensors."""
         return [*self[:-1], *self.distribution]
 
 

@@ -5,8 +5,6 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """What a worker is doing."""
-
     START = 0  # Importing.
     BUILD = 1  # Building environments and networks, loading a checkpoint.
     COLLECT = 2

@@ -137,7 +137,7 @@ def replaced_checkpoints(run_dir: Path) -> list[Path]:
 def count_last_attempt(run_dir: Path, begun: int) -> None:
     """Let the last attempt count, since its first iteration after `begun` is done.
 
-    What the run has beyond `begun` is kept aside. Nothing is done for a run's first attempt.
+    Rows and checkpoints after `begun` are set aside. A run's first attempt needs nothing.
     """
     attempts = attempts_in(run_dir)
     number = len(attempts)
@@ -159,12 +159,12 @@ def count_last_attempt(run_dir: Path, begun: int) -> None:
 
 
 def write_pointer(run_dir: Path, number: int, begun: int) -> None:
-    """Let an attempt count, which has begun after so many iterations."""
+    """Let an attempt count that began after so many iterations."""
     write_json(run_dir / ATTEMPTS / CURRENT, {"attempt": number, "begun": begun})
 
 
 def complete(run_dir: Path) -> None:
-    """Finish what a killed process has begun: the run is locked, and nothing is trained yet."""
+    """Complete the steps of a killed process. Called with the run locked, before training."""
     attempts = attempts_in(run_dir)
     number, _ = current_attempt(run_dir, attempts)
     folders = ".", "checkpoints", "failures", "videos", "task", FILES, ATTEMPTS, f"{ATTEMPTS}/*"
@@ -224,7 +224,7 @@ def keep_earlier_layout(run_dir: Path) -> None:
 
 
 def ended_attempts(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the attempts; the last one has ended, if its process was killed before it said so."""
+    """Return the attempts; if the last one's process was killed, record that it has ended."""
     attempts = attempts_in(run_dir)
     if attempts and attempts[-1].get("status") == "running":
         attempts[-1] |= {"status": "killed", "iterations": iterations_in(run_dir)}

@@ -83,7 +83,7 @@ def counted(checkpoint: Path, what: str) -> int | None:
 
 
 def why_damaged(checkpoint: Path) -> str | None:
-    """Return what is wrong with the file of a checkpoint, all of which is read, or None."""
+    """Read the whole file of a checkpoint; return what is wrong with it, or None."""
     try:
         with open_regular(checkpoint, CHECKPOINT_BYTES) as file, zipfile.ZipFile(file) as archive:
             bad = archive.testzip()

@@ -169,7 +169,7 @@ def of_algorithm(config: TrainConfig, data: Mapping[str, Any]) -> dict[str, Any]
 
 
 def classes_in(data: Mapping[str, Any]) -> list[str]:
-    """Return the names of classes in a file's data, of which some have the form `module:Class`."""
+    """Return the names of classes in a file's data; some have the form `module:Class`."""
     names = {name for name, kind in field_kinds().items() if kind is Kind.CODE}
     return [x for name, x in by_dotted_name(data).items() if name in names and isinstance(x, str)]
 

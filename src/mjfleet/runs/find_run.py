@@ -94,7 +94,7 @@ def find_run(
         name: how messages name it.
         root: the log root.
         experiment: if given, `latest` is this experiment's, and its runs take precedence.
-        task: of which alone `latest` is; None: any.
+        task: limits `latest` to runs of this task; None: any.
         may_be_group: whether a group may be meant. `latest` is then the group of the member that
             was started last.
 

@@ -1,4 +1,4 @@
-"""Reads what is there when a command starts, for `decide`; locks the run that may continue."""
+"""Reads the facts for `decide` when a command starts; locks the run that may continue."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +128,7 @@ def again_of(run_dir: Path | None, argv: Sequence[str], environ: Mapping[str, st
 
 
 def _in_run_dir(name: str | None, look: Look) -> tuple[InRunDir, NamedRun | None]:
-    """Return what is in --run-dir, and the run or the group there."""
+    """Return the kind of --run-dir, and the run or group in it."""
     folder = Path(name or "")
     if name is None:
         return "none", None
@@ -148,7 +148,7 @@ def _look(
     in_place: bool,
     patience: float = BRIEF_SECONDS,
 ) -> tuple[Any, NamedRun]:
-    """Return what there is at a path: a kind of InRunDir or Source.
+    """Return the kind of a path: one of InRunDir or Source.
 
     What continues `in_place` is locked, and has to be this user's.
     """

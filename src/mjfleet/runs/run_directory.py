@@ -146,7 +146,7 @@ class RunDirectory:
             self._undo = undo.pop_all()
 
     def leave(self) -> None:
-        """Take the attempt back, since nothing has run; of a new run, nothing is left."""
+        """Undo the attempt, since nothing has run; a new run is removed completely."""
         self._undo.close()
 
     def close(self) -> None:
@@ -282,7 +282,7 @@ class RunDirectory:
 
 
 class LauncherLog(logging.FileHandler):
-    """Writes what the launcher warns of into the attempt's folder, besides the terminal."""
+    """Writes the launcher's warnings into the attempt's folder, too."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):
@@ -291,11 +291,11 @@ class LauncherLog(logging.FileHandler):
             logging.lastResort.handle(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Do without the file, which a full disk or a folder that is gone does not hold."""
+        """Continue without the file if the disk is full or its folder is gone."""
 
 
 def finish_complete(run_dir: Path) -> None:
-    """Record that a run has finished which was killed, or failed, after its last iteration."""
+    """Record a run as finished if it was killed, or failed, after its last iteration."""
     check_run_folder(run_dir)
     attempts, folder = ended_attempts(run_dir), run_dir / "checkpoints"
     if read_record(run_dir).get("status") != "finished":

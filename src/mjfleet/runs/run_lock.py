@@ -37,7 +37,7 @@ class RunLock:
             threading.Thread(target=_touch_until, args=arguments, daemon=True).start()
 
     def close(self) -> None:
-        """Let other processes train there."""
+        """Release the lock."""
         self._closed.set()
         self._release()
 

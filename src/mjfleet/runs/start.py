@@ -1,6 +1,6 @@
-"""Decides where a run starts, from what is typed and what is there. Pure functions.
+"""Decides where a run starts, from the command and the files that exist. Pure functions.
 
-docs/run-directory.md shows both tables, and says what their words mean.
+docs/run-directory.md shows both tables, and explains their values.
 """
 
 import shlex
@@ -78,7 +78,7 @@ Again = Literal["typed", "same", "restart"]
 
 @dataclass(frozen=True, kw_only=True)
 class CodeFacts:
-    """What is there of a task's code."""
+    """Whether a task's code is found, and which copy of it exists."""
 
     task: str
     why_no_task: str = ""  # Empty if the task is found.
@@ -88,7 +88,7 @@ class CodeFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is there when a command starts: columns of the tables, and what belongs to them."""
+    """The situation when a command starts: columns of the tables, and their runs."""
 
     in_run_dir: InRunDir = "none"
     source: Source = "none"
@@ -138,7 +138,7 @@ NEW = Start()
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A task, what is to be trained, and where that starts."""
+    """A task, the configuration of its training, and where training starts."""
 
     found: FoundTask
     config: TrainConfig

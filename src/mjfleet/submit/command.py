@@ -67,7 +67,7 @@ Time = Annotated[str | None, optional(TIMES)]
 
 @dataclass(frozen=True, kw_only=True)
 class JobArguments(Checked):
-    """What the job gets, on any cluster."""
+    """The job's resources, on any cluster."""
 
     nodes: Annotated[int, between(1, MAX_HOSTS)] = 1
     """Machines of a run."""
@@ -128,7 +128,7 @@ CLUSTERS = {"slurm": SlurmArguments, "sky": SkyArguments, "k8s": KubernetesArgum
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterJob:
-    """What a cluster runs, the same for SLURM, SkyPilot and Kubernetes."""
+    """A job for SLURM, SkyPilot or Kubernetes."""
 
     sizes: list[str]  # What is trained, for the first lines of the file.
     name: str

@@ -1,4 +1,4 @@
-"""What a sweep is, and Optuna's record of its trials. Runs in the launcher.
+"""The definition of a sweep, and Optuna's record of its trials. Runs in the launcher.
 
 Several machines may share the record. Each trial belongs to the sweep folder in which it began, and
 is continued there and nowhere else.

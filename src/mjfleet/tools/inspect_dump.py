@@ -1,4 +1,4 @@
-"""`mjfleet inspect RUN`: shows which number of which world went bad first, and what led to it."""
+"""`mjfleet inspect RUN`: shows the first number that was not finite, and what led to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -61,7 +61,7 @@ class NoiseConfig(Checked, flags="env.noise."):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomConfig(Checked, flags="env.random."):
-    """How environments and episodes differ."""
+    """Randomisation of environments and episodes."""
 
     friction: PositiveRange = (0.3, 1.2)
     """Sliding friction of the feet."""

@@ -258,7 +258,7 @@ class TrackingEnv(Env[TrackingConfig]):
         }
 
     def touched(self) -> torch.Tensor:
-        """Return how many contacts with the ground there are that do not belong there."""
+        """Return the number of contacts between the ground and bodies that must not touch it."""
         if not self.touches:
             return torch.zeros_like(self.seconds)
         whole, *allowed = (found[:, 0].float() for found in self.touches)
@@ -288,7 +288,7 @@ class TrackingEnv(Env[TrackingConfig]):
         return {**self.errors, "success": (reached.float(), (reached | self.failed).float())}
 
     def ghost(self) -> torch.Tensor:
-        """Return what the clip shows now."""
+        """Return the clip's current pose."""
         return self.motion.now().qpos
 
     def commands(self) -> dict[str, tuple[torch.Tensor, float, float]]:

@@ -25,7 +25,7 @@ def make_folder(folder: Path, name: str) -> list[Path]:
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
-    """Remove folders, of which parents come last, that hold nothing."""
+    """Remove the empty ones among folders; parents come last."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()

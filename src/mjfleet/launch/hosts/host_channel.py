@@ -84,7 +84,7 @@ def decode(line: bytes) -> Message:
     name, fields = json.loads(line.partition(MARK)[2])
     if name == FilePiece.__name__:
         fields["data"] = base64.b64decode(fields["data"])
-    # JSON has made lists of tuples, of which messages consist.
+    # JSON has turned the tuples of messages into lists.
     return TYPES[name](**{n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()})
 
 
@@ -127,7 +127,7 @@ class HostChannel:
         self._queue.put([encode(message)])
 
     def send_file(self, name: str, file: BinaryIO) -> None:
-        """Queue a whole file, of which one piece at a time is in memory, and close it."""
+        """Queue a whole file, with one piece at a time in memory, and close it."""
 
         def pieces() -> Iterator[bytes]:
             with file:

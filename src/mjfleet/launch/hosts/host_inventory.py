@@ -1,4 +1,4 @@
-"""What a host has: versions, code, GPUs, cores."""
+"""The facts of a host: versions, code, GPUs, cores."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ class AskInventory:
 
 @dataclass(frozen=True, kw_only=True)
 class HostInventory:
-    """What the launcher has to know of a host before workers are started there."""
+    """The facts that the launcher needs before it starts workers on a host."""
 
     versions: Mapping[str, str]
     code: Mapping[str, str]  # Digests of mjfleet's own files.

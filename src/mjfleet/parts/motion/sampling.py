@@ -13,7 +13,7 @@ from mjfleet.env import Env
 
 
 class StartFrames:
-    """Draws starts by clip and by bins of about a second, of which the last second has none."""
+    """Draws starts by clip and by bins of about a second; the last second of a clip has none."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What finds a training that has gone wrong."""
+"""Checks that training is still correct."""

@@ -1,1 +1,1 @@
-"""What the device does of learning: CUDA graphs, optimisers, clocks and use."""
+"""The device's part of learning: CUDA graphs, optimisers, clocks and utilisation."""

@@ -155,7 +155,7 @@ class Episodes:
         self._sums = torch.zeros(shape, device=env.device)
 
     def play(self, beat: Callable[[], object] = lambda: None) -> torch.Tensor:
-        """Play the episodes, the first of which start from the current state.
+        """Play the episodes; the first episode of each environment starts from the current state.
 
         Args:
             beat: called after each step.

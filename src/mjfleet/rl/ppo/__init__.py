@@ -1,3 +1,3 @@
-"""PPO and GRPO by our own update, which `ppo.py` has whole."""
+"""PPO and GRPO by our own update, all of which is in `ppo.py`."""
 
 from mjfleet.rl.ppo.ppo import PPO as PPO

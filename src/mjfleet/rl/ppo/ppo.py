@@ -43,7 +43,6 @@ class PPO(Algorithm):
     """Whether a `loss` of a subclass may become a CUDA graph, see docs/networks.md."""
 
     def __init__(self, setup: Setup, **settings: Any) -> None:
-        """Take what Algorithm takes."""
         super().__init__(setup, **settings)
         before = {*vars(self)}
         storage, config, gradient = self.storage, self.config, self.gradient
@@ -172,7 +171,7 @@ class PPO(Algorithm):
         return Deferred(torch.cat((self._totals / count, self._rate.view(1))), self._read_losses)
 
     def _take_changes(self) -> None:
-        """Take numbers that somebody has changed in this object since the last update."""
+        """Use numbers that were changed in this object since the last update."""
         if (numbers := [getattr(self, name) for name in NUMBERS]) != self._numbers:
             self._numbers = numbers
             self._forget_graphs()

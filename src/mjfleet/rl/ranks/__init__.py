@@ -1,1 +1,1 @@
-"""What the ranks of a run exchange."""
+"""Communication between the ranks of a run."""

@@ -76,7 +76,7 @@ class SharedGradients:
         """Return the optimisers by name."""
 
     def gradient_of(self, *names: str) -> FlatGradient:
-        """Return the flat gradient of what the optimisers of these names learn; none: of all."""
+        """Return the flat gradient of the optimisers with these names; without names, of all."""
         if names not in self._gradients:
             groups = [g for n, x in self.optimizers().items() for g in x.param_groups
                       if n in names or not names]  # fmt: skip
@@ -100,5 +100,4 @@ class SharedGradients:
         optimizer.step()
 
     def flat_gradients(self) -> Iterator[torch.Tensor]:
-        """Yield the buffers that are there."""
         yield from (gradient.flat for gradient in self._gradients.values())

@@ -50,7 +50,7 @@ class CapturedAdam:
         self._rate.fill_(value)
 
     def take(self, rate: float) -> None:
-        """Go on by a rate from the optimiser's state, which was loaded."""
+        """Continue with the learning rate of the optimiser's loaded state."""
         self.rate = rate
         device_optimizer.prepare(self.optimizer, self._rate)
         self.step.forget()

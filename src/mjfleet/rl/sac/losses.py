@@ -29,7 +29,6 @@ class Losses:
         self._measured_at, self._clipped = time.perf_counter(), 0
 
     def begin(self) -> None:
-        """Begin an iteration's updates."""
         self.totals.zero_()
 
     def means(
@@ -37,7 +36,7 @@ class Losses:
     ) -> Deferred[dict[str, float]]:
         """Return the mean losses of an iteration, given the numbers of its updates.
 
-        Where there are none, as when iterations share one, losses are those of the one before.
+        An iteration without updates has the losses of the previous one.
         """
         now = time.perf_counter()
         seconds, self._measured_at = now - self._measured_at, now

@@ -1,4 +1,4 @@
-"""Batches of which half is mirrored, for robots whose left and right sides are alike."""
+"""Mirrors half of each batch, for robots whose left and right sides are alike."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -21,7 +21,7 @@ FIRST_STD = 0.1
 
 
 def widths_of(size: int, hidden_dims: Sequence[int]) -> list[int]:
-    """Return the sizes of a network's input and hidden layers, of which -1 is that of the input."""
+    """Return the sizes of a network's input and hidden layers; -1 stands for the input's size."""
     return [size, *(size if width == -1 else width for width in hidden_dims)]
 
 

@@ -57,7 +57,7 @@ class Replay:
         return {**rows, "length": self.length, "next": self.next}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `state` has returned, of a ring of another length its newest rows.
+        """Restore what `state` has returned; from a ring of another length, its newest rows.
 
         Raises:
             ValueError: they are of other observations, actions or environments.

@@ -1,4 +1,4 @@
-"""What rewards are divided by, so that critics can predict the return."""
+"""The divisor of rewards, so that critics can predict the return."""
 
 import torch
 

@@ -32,7 +32,7 @@ def build(
         kinds: the class without images, and that with images.
         env: the environment.
         agent: the configuration.
-        sizes: what these classes take besides observations.
+        sizes: further arguments of these classes.
         actor: whose critics they are.
 
     Raises:

@@ -37,7 +37,7 @@ TWIN = (
 
 
 def seeds(subject: Subject, build: Build) -> Iterator[Finding]:
-    """Find what differs with equal seeds, or between twins, and what is the same on all ranks."""
+    """Find what differs with equal seeds or between twins, and what is equal on all ranks."""
     actions = subject.actions(COMPARED_STEPS, seed=9)[:, ::TWINS].repeat_interleave(TWINS, dim=1)
     one, again, other = (roll(build(rank=rank).env, actions) for rank in (0, 0, 1))
     if found := _first_difference(one, again, SEED):

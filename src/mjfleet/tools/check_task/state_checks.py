@@ -1,4 +1,4 @@
-"""What a task remembers: what is declared, what resets do to it, and who may write it."""
+"""Checks a task's state: what is declared, what resets do to it, and who may write it."""
 
 import math
 import random

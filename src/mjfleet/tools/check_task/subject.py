@@ -1,4 +1,4 @@
-"""An environment under examination, which acts and goes back to an earlier state."""
+"""An environment under examination, which can return to an earlier state."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Sees each operation of torch that a task's code starts: waits for the device, lost writes."""
+"""Watches each torch operation of a task's code, for waits for the device and lost writes."""
 
 import sys
 from functools import cache

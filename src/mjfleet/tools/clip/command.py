@@ -25,7 +25,7 @@ PICTURES = ".png", ".svg", ".pdf"
 
 @dataclass(frozen=True, kw_only=True)
 class ClipArguments(Checked):
-    """What both commands need."""
+    """The flags of both commands."""
 
     file: Name
     """A clip, .csv or .npz; `task:clips/walk.npz` is one in the task's folder."""
@@ -39,7 +39,7 @@ class ClipArguments(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ShowArguments(ClipArguments):
-    """Say how long a clip is and where it goes; draw it."""
+    """Print the length and path of a clip, and draw it."""
 
     video: OptionalName = None
     """MP4 file to write: the robot in the clip's poses."""

@@ -47,7 +47,7 @@ REMEDIES: dict[Check, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorArguments(Checked):
-    """Check what training on these devices needs, and say what to do about what is missing."""
+    """Check what training on these devices needs, and say how to supply what is missing."""
 
     gpu_ids: GpuRequest = "auto"
     """`auto` (GPU 0, else the CPU), `all`, `None` (the CPU), or indices of visible GPUs."""

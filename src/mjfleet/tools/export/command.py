@@ -68,7 +68,7 @@ class ExportArguments(Checked):
     tasks_dir: OptionalFolder = None
     """Folder of task folders that is searched first; `None`: the folder that the run used."""
     as_trained: bool = False
-    """Use the task's code as it was when the policy was trained, of which the run keeps a copy."""
+    """Use the run's copy of the task's code, with which the policy was trained."""
 
 
 def export(arguments: Sequence[str]) -> int:

@@ -86,7 +86,7 @@ class PlayArguments(Checked):
     tasks_dir: OptionalFolder = None
     """Folder of task folders that is searched first, before those of MJFLEET_TASKS."""
     as_trained: bool = False
-    """Use the task's code as it was when the policy was trained, of which the run keeps a copy."""
+    """Use the run's copy of the task's code, with which the policy was trained."""
     env: EnvConfig = field(default_factory=EnvConfig)
     """The task's environment, by default as in the run."""
 

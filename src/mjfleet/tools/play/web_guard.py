@@ -39,7 +39,7 @@ class GuardedServer(viser.ViserServer):
 
 
 class Guard:
-    """Lets those pass who know the token, from pages of this server alone."""
+    """Lets only requests pass that have the token and come from pages of this server."""
 
     def __init__(self, host: str, token: str) -> None:
         self._token, self._names = token, {"localhost", host.lower()}

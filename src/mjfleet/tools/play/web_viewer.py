@@ -29,7 +29,7 @@ STYLE = (
 
 
 def show_in_browser(playback: Playback, host: str, port: int) -> None:
-    """Serve a page to whoever knows the address that is printed, until a signal arrives.
+    """Serve a page to everybody with the printed address, until a signal arrives.
 
     viser takes the next free port from `port` on. UserError if there is no such host.
     """

@@ -87,7 +87,7 @@ def _show(
 
 
 def _check_display() -> None:
-    """Raise UserError without a display with OpenGL, for which MuJoCo would wait for ever."""
+    """Raise UserError without a display with OpenGL; MuJoCo would wait for it forever."""
     with warnings.catch_warnings(action="ignore"):  # GLFW warns about the same.
         glfw.init()
         glfw.window_hint(glfw.VISIBLE, glfw.FALSE)
