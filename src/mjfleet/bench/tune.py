@@ -50,7 +50,7 @@ def tune(arguments: Sequence[str]) -> int:
     if isinstance(config.agent.algorithm, SACConfig):
         raise UserError(
             "tune finds how many environments make rollouts fastest. With --agent.algorithm.name "
-            "sac updates take the time, and their number grows with that of environments."
+            "sac, updates take the time, and their number grows with the environments."
         )
     with StopRequest().installed(), TemporaryDirectory(prefix="mjfleet-tune-") as folder:
         fastest = choose(_measure(found, config, Path(folder)))

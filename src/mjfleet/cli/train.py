@@ -113,8 +113,8 @@ def read_typed_run(flags: Sequence[str]) -> LaunchConfig:
     has_restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if has_restarts and run_dir is None and Rank.from_environ(os.environ) and not typed_run.dry_run:
         raise UserError(
-            "torchrun is to start these workers again after a failure: add --run-dir DIR, in which "
-            "they begin and then continue; without it they would begin anew."
+            "torchrun restarts these workers after a failure: add --run-dir DIR, where they then "
+            "continue the run; without it, each restart would begin a new run."
         )
     return typed_run
 
@@ -163,7 +163,7 @@ def configure(
     config = with_teacher(config, facts.teacher)
     if config.init_from and INIT_STD in typed:
         flag = INIT_STD.replace("_", "-")
-        raise UserError(f"--{flag} and --init-from: give one; the policy has begun there.")
+        raise UserError(f"--{flag} and --init-from: give one; the other run decides it.")
     if config.init_from and start.kind.startswith("new"):
         parent = start.parent or networks_of(config, facts.init_from)
         checkpoint = start.checkpoint or Path(parent.checkpoint)

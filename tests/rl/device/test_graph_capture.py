@@ -124,7 +124,7 @@ def test_what_is_captured_wrongly_is_called_and_leaves_nothing(
     assert len(calls) == 4, "the capture is tried once"
     (record,) = caplog.records
     texts = {"late": "the last launch", "host": "drawn on the host", "other": "100% of values"}
-    assert record.message.startswith("adding is no CUDA graph")
+    assert record.message.startswith("adding runs without a CUDA graph")
     assert texts[fault] in record.message
 
 

@@ -84,7 +84,7 @@ class Captured:
         if not failure and (share := close.float().mean().item()) < CLOSE_SHARE:
             failure = f"a graph differs from a call in {1 - share:.0%} of values"
         if failure:
-            logger.warning("%s is no CUDA graph, and slower for it: %s", self._name, failure)
+            logger.warning("%s runs without a CUDA graph, slower: %s", self._name, failure)
             self._capture = None
         else:
             self._graph = graph

@@ -38,15 +38,15 @@ class BestPolicy:
             ranks: the other values of each rank. `best_return`, its `least`, is the first one's.
 
         Returns:
-            The sums. Those of an evaluation that met numbers that are not finite are 0.
+            The sums. Those of an evaluation with numbers that are not finite are 0.
         """
         self.is_current = False
         reached, episodes = sums.get(f"{PREFIX}return", (0.0, 0.0))
         if not math.isfinite(reached):
             if self._warns:
                 logger.warning(
-                    "iteration %s: an evaluation met numbers that are not finite, and counts for "
-                    "nothing; training continues",
+                    "iteration %s: an evaluation had numbers that are not finite, and is ignored; "
+                    "training continues",
                     iteration,
                 )
             spoilt = {n for n in sums if n.startswith(PREFIX) and n != f"{PREFIX}seconds"}

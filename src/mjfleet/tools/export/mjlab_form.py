@@ -56,7 +56,7 @@ def frames_of_clip(known: Mapping[str, Any], arrays: Mapping[str, torch.Tensor])
     clips = [clip["name"] for clip in known.get("clips", ())]
     if len(clips) != 1:
         several = f"choose one of {', '.join(clips)} by --clip" if clips else "the task has no clip"
-        raise UserError(f"--format mjlab is that of a policy with one clip: {several}.")
+        raise UserError(f"--format mjlab is for a policy with one clip: {several}.")
     frames = {name: arrays.get(f"{clips[0]}/{name}") for name in FRAME}
     if lacking := [name for name, values in frames.items() if values is None]:
         raise UserError(f"--format mjlab: deployment_arrays() has no {clips[0]}/{lacking[0]}.")

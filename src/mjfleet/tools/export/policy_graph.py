@@ -47,7 +47,7 @@ def make_graph(
     if frames is None:
         return _onnx(graph, {METADATA: metadata})
     if policy.is_recurrent or images_of(policy):
-        raise UserError("--format mjlab is that of a policy without a memory and without images.")
+        raise UserError("--format mjlab is for a policy without memory and without images.")
     own = properties(json.loads(metadata))
     return _onnx(FollowingGraph(graph, frames), {METADATA: metadata, **own})
 

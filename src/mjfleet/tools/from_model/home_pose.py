@@ -78,8 +78,8 @@ def _satisfy_constraints(robot: Robot, pose: np.ndarray) -> float:
         names = " and ".join(f"`{name}`" for name in (equality.name1, equality.name2) if name)
         kind = mujoco.mjtEq(model.eq_type[i]).name.removeprefix("mjEQ_").lower()
         raise UserError(
-            f"no pose near that in which it begins satisfies the constraint <{kind}> of {names}; "
-            f"a keyframe `{HOME}` in the file gives one."
+            f"no pose near the initial one satisfies the constraint <{kind}> of {names}; add a "
+            f"keyframe `{HOME}` to the file."
         )
     pose[:] = data.qpos
     return float(np.abs(pose - before).max())
