@@ -241,7 +241,7 @@ def test_a_number_that_is_not_finite_is_told_and_never_best(
     assert len(rows) == 2
     if on_nan == "stop":
         assert {row["eval/return"] for row in rows} == {None}
-        assert "iteration 1: an evaluation met numbers that are not finite" in caplog.text
+        assert "iteration 1: an evaluation had numbers that are not finite" in caplog.text
         assert not (tmp_path / "best.pt").exists()
     else:  # The other three episodes count.
         assert {row["eval/length"] for row in rows} == {STEPS}
