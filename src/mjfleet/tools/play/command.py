@@ -184,21 +184,17 @@ def _play(
     name = "pretrained" if parsed.pretrained else name
     print_line(f"playing {played}: {config.env.num_envs} environments, {plan.engine} engine")
     with StopRequest().installed() as stop, playing(found, config, plan, played) as player:
-        camera = _find_camera(player, parsed.camera)
+        cameras = {camera.name: camera for camera in player.env.policy_cameras}
+        if parsed.camera and parsed.camera not in cameras:
+            known = ", ".join(cameras) or "none"
+            raise UserError(f"--camera {parsed.camera}: the task sees by: {known}.")
+        camera = parsed.camera and cameras[parsed.camera]
         player.env.ends_on_failure = parsed.terminations
         if parsed.viewer:
             _show(player, name, parsed, run, stop, camera)
         else:
             _play_episodes(player, f"{found.name}, {name.removesuffix('.pt')}", parsed, camera)
     return 0
-
-
-def _find_camera(player: Player, name: str | None) -> Any:
-    """Return a Camera of the task; None for no name. UserError if it has none of that name."""
-    cameras = {camera.name: camera for camera in player.env.policy_cameras}
-    if name is not None and name not in cameras:
-        raise UserError(f"--camera {name}: the task sees by: {', '.join(cameras) or 'none'}.")
-    return name and cameras[name]
 
 
 def _show(
