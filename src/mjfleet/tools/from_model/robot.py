@@ -69,9 +69,16 @@ class Robot:
         if model.nkey:
             mujoco.mj_resetDataKeyframe(model, self.data, 0)
         mujoco.mj_forward(model, self.data)
-        self.root = _only_root(model)
-        """The body on the world that holds all of the robot."""
-        self.base = model.body(self.root).name
+        roots = _roots(model)
+        if len(roots) > 1:
+            names = ", ".join(map(repr, roots))
+            raise UserError(
+                f"there are {len(roots)} robots with joints, the bodies {names}; --robot names "
+                "one. If they are parts of one robot, put them into one body, such as <body "
+                'name="base">.'
+            )
+        ((self.base, self.root),) = roots.items()
+        """The body on the world that holds all of the robot: its name and its number."""
         joints = np.flatnonzero(model.body_rootid[model.jnt_bodyid] == self.root)
         self.is_free = FREE in model.jnt_type[joints]
         self.joints: list[int] = joints[model.jnt_type[joints] != FREE].tolist()
@@ -164,17 +171,6 @@ def unused(name: str, elements: Iterable[Any]) -> str:
     while name in taken:
         name += "_"
     return name
-
-
-def _only_root(model: mujoco.MjModel) -> int:
-    roots = _roots(model)
-    if len(roots) > 1:
-        names = ", ".join(repr(name) for name in roots)
-        raise UserError(
-            f"there are {len(roots)} robots with joints, the bodies {names}; --robot names one. If "
-            'they are parts of one robot, put them into one body, such as <body name="base">.'
-        )
-    return next(iter(roots.values()))
 
 
 def _roots(model: mujoco.MjModel) -> dict[str, int]:
