@@ -9,7 +9,7 @@ import numpy as np
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import HOME, check_joints
 from mjfleet.parts.variation import position_actuators
-from mjfleet.tools.from_model.robot import BALL, Robot, reach
+from mjfleet.tools.from_model.robot import BALL, Robot
 
 WIDTH, SLIDE_WIDTH = 0.25, 0.01
 """Error at which a position actuator uses all of its torque or force, rad and m."""
@@ -52,11 +52,8 @@ def drive(robot: Robot) -> bool:
             assumed.append(f"`{name}` {torque:g}")
         new = spec.add_actuator(name=name, target=name, trntype=mujoco.mjtTrn.mjTRN_JOINT)
         new.forcelimited, new.forcerange = True, (-torque, torque)
-        new.ctrllimited = not is_legged
-        new.ctrlrange = reach(model, joint)
         if robot.has_wheels and not model.jnt_limited[joint]:
             new.set_to_velocity(kv=4 * torque / WHEEL_SPEED)
-            new.ctrlrange = (-WHEEL_SPEED, WHEEL_SPEED)
         elif joint in old and position_actuators(model)[i := old[joint]]:
             kp, kv = model.actuator_gainprm[i, 0], -model.actuator_biasprm[i, 2]
             is_damped = kv + model.dof_damping[model.jnt_dofadr[joint]] > 0
