@@ -293,6 +293,7 @@ def test_what_has_another_type_or_no_effect_is_refused(here: Path) -> None:
     for refused, call in {
         r"`env` is \[1\]": partial(make, env=[1], num_envs=2),
         "`env` is None": partial(make, env=None, num_envs=2),
+        "name is '-x'": partial(mjfleet.make, mjfleet.Env, name="-x"),
         "name is 3": partial(mjfleet.make, mjfleet.Env, name=three),
         "`log_root` holds b'logs'": partial(make, log_root=b"logs"),
         "config: must hold a mapping": partial(make, config=False),
@@ -333,7 +334,13 @@ def test_a_run_of_the_api_does_not_begin_inside_another_one(here: Path) -> None:
 def test_iterate_trains_for_total_steps() -> None:
     settings = {"env": {"num_envs": 4}, "agent": {"num_steps_per_env": 8}, "gpu_ids": None}
     iterations = mjfleet.iterate("cartpole-balance", total_steps=65, **settings)
-    assert [iteration.metrics["total_steps"] for iteration in iterations] == [32, 64, 96]
+    steps = list[Any]()
+    for iteration in iterations:
+        steps.append(iteration.metrics["total_steps"])
+        for wrong in (-1.0, float("nan")):
+            with pytest.raises(mjfleet.UserError, match="the learning rate is"):
+                iteration.set_learning_rate(wrong)
+    assert steps == [32, 64, 96]
     with pytest.raises(mjfleet.UserError, match="--gpu-ids 99"):
         next(mjfleet.iterate("cartpole-balance", config={"gpu_ids": [99]}))
 
@@ -482,6 +489,8 @@ def test_a_fork_with_a_wrong_value_leaves_no_folder(tmp_path: Path) -> None:
         run.resume(fork=True, env={"num_envs": object()})
     with pytest.raises(mjfleet.UserError, match="no flag --agent"):
         run.resume(fork=True, agent=None)
+    with pytest.raises(mjfleet.UserError, match="nothing is left to do, so no run has begun"):
+        run.resume(fork=True)
     assert [*place.parent.iterdir()] == [place]
 
 

@@ -101,8 +101,9 @@ def _by_value(env_class: type, name: str | None, changes: Mapping[str, Any]) -> 
     if name is None:
         stem = env_class.__name__.removesuffix("Env") or env_class.__name__
         name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", stem).lower()
-    if not (isinstance(name, str) and name and FOLDER_NAME.holds(name)):
-        raise UserError(f"name is {name!r}; it must be {FOLDER_NAME.allowed}.")
+    is_word = isinstance(name, str) and name and not name.startswith("-")
+    if not (is_word and FOLDER_NAME.holds(name)):
+        raise UserError(f"name is {name!r}; it must be {FOLDER_NAME.allowed}, without a `-` first.")
     env, agent, config = changes.get("env"), changes.get("agent"), config_class(env_class)
     try:
         env = env if isinstance(env, config) else config()

@@ -1,6 +1,7 @@
 """`mjfleet.make` and `mjfleet.iterate`: an environment, and the training loop, in this process."""
 
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -98,7 +99,12 @@ class Iteration:
         return self.runner.env
 
     def set_learning_rate(self, value: float) -> None:
-        """Set the learning rate of all parameters, from which an adaptive schedule continues."""
+        """Set the learning rate of all parameters, from which an adaptive schedule continues.
+
+        UserError unless it is at least 0 and finite.
+        """
+        if not 0.0 <= value < math.inf:
+            raise UserError(f"the learning rate is {value}; it must be at least 0 and finite.")
         self.runner.alg.set_learning_rate(value)
 
     def save(self, path: str | Path) -> Path:

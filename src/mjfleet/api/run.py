@@ -20,7 +20,7 @@ from mjfleet.runs.checkpoints import BEST, checkpoints_in
 from mjfleet.runs.find_run import find_run, group_of, name_of
 from mjfleet.runs.metrics_csv import METRICS_FILE, completed_iterations, read_rows, value
 from mjfleet.runs.named_run import read_run, recorded_config
-from mjfleet.runs.run_json import read_record
+from mjfleet.runs.run_json import read_record, record_file
 from mjfleet.runs.run_lock import is_locked
 from mjfleet.worker.failure_record import Failure, read_failures
 
@@ -153,6 +153,11 @@ class Run:
         """
         process = self._own_process()
         code = process.wait(seconds)
+        if code == 0 and not record_file(self.path).exists():
+            raise UserError(
+                f"{self.path}: nothing is left to do, so no run has begun there; "
+                "max_iterations and total_steps are totals, not how many more."
+            )
         if code and (code <= 128 or self.status == "died"):
             failures = read_failures(self.path)
             otherwise = process.errors or f"training ended with exit code {code}"
