@@ -32,7 +32,12 @@ def grid(length: float, width: float, spacing: float) -> Pattern:
         length: of the rectangle, along x, m.
         width: along y, m.
         spacing: between points, m, or what is nearest to it and divides an edge.
+
+    Raises:
+        UserError: `spacing` is not above 0.
     """
+    if not spacing > 0:
+        raise UserError(f"grid: spacing is {spacing}; it must be above 0.")
     counts = ((edge, max(round(edge / spacing), edge > 0)) for edge in (length, width))
     x, y = (torch.linspace(-edge / 2, edge / 2, count + 1) for edge, count in counts)
     starts = torch.nn.functional.pad(torch.cartesian_prod(x, y), (0, 1))
@@ -90,25 +95,27 @@ class Rays:
                 its heading alone ("yaw"), or not at all ("world").
 
         Raises:
-            UserError: there is no such frame; `max_distance` is not above 0; `groups` has no geom,
-                or one of the robot that the frame is part of.
+            UserError: there is no such frame; `max_distance` is not above 0; a ray points nowhere;
+                `groups` has no geom, or one of the robot that the frame is part of.
         """
         self.sim = env.sim
         self.max_distance, self.miss = max_distance, miss
         self._follows = FOLLOWS[alignment or self.default_alignment]
+        starts, directions = (part.float().cpu() for part in pattern)
+        lengths = directions.norm(dim=1, keepdim=True)
         try:
             if not max_distance > 0:
                 raise UserError(f"max_distance is {max_distance}; it must be above 0.")
+            if not (lengths > 0).all():
+                raise UserError("a ray of its pattern has a direction of length 0.")
             body, self._position, self._axes = _find(self.sim, frame)
             self.groups = _check_groups(self.sim.model, body, groups)
         except UserError as error:
             kind = type(self).__name__
             raise UserError(f"{type(env).__name__}: {kind} on {frame!r}: {error}") from None
-        starts, directions = (part.float().cpu() for part in pattern)
         x, y, z = offset
         starts = starts + torch.tensor((x, y, z)) + ASIDE
-        units = directions / directions.norm(dim=1, keepdim=True)
-        self._local = torch.stack((starts, units)).unsqueeze(1).to(self._position)
+        self._local = torch.stack((starts, directions / lengths)).unsqueeze(1).to(self._position)
         """Starts and directions of length 1, `(2, 1, rays, 3)`."""
 
     def __call__(self) -> torch.Tensor:
