@@ -23,7 +23,7 @@ from mjfleet.runs.run_json import read_record, write_json
 from mjfleet.utils.wait_until import wait_until
 from mjfleet.worker.stop_signals import SAME_SIGNAL_SECONDS
 
-from ..conftest import PATIENCE, Output, Refusal, Run, Start, only_run, rows
+from ..conftest import PATIENCE, Output, Refusal, Run, Start, only_run, rows, run_here
 from ..launch.workers import TRAIN, write_noisy
 
 TASK = "cartpole-balance"
@@ -230,6 +230,16 @@ def test_a_group_that_cannot_be_planned_in_a_restart_has_failed(run: Run, tmp_pa
     assert attempts[1]["cause"].startswith("--per-run is 999")
     assert run(*command).returncode == 0
     assert read_record(tmp_path / "g")["status"] == "finished"
+
+
+def test_a_group_whose_log_files_cannot_be_written_has_failed(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (here / "group/seed_1.log").mkdir(parents=True)
+    words = ("train", TASK, "--gpu-ids", "None", "--run-dir", "group", "--seeds", "1")
+    assert run_here(*words) == 2
+    assert "seed_1.log: Is a directory" in capfd.readouterr().err
+    assert read_record(here / "group")["status"] == "failed"
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from mjfleet.launch.launch_training import resume_command
 from mjfleet.launch.planned_run import FAILED, draw_curves
 from mjfleet.runs.run_json import GROUP_FILE, record_of
 from mjfleet.runs.start import NEW, Chosen
-from mjfleet.utils.console import print_line
+from mjfleet.utils.console import in_a_line, print_line
 from mjfleet.worker.rank_environment import Rank, torchrun_variables
 from mjfleet.worker.stop_signals import StopRequest
 
@@ -75,7 +75,11 @@ def train_seeds(chosen: Chosen) -> int:
             if not _common_mistake(members):
                 print_line(f"{member.name} {member.status}{member.cause and f': {member.cause}'}")
 
-        number = run_members(found, config, folder, shares, next_member, ended)
+        try:
+            number = run_members(found, config, folder, shares, next_member, ended)
+        except BaseException as error:  # Such as a log file that cannot be written.
+            attempt.end("failed", cause=in_a_line(error))
+            raise
         finished = [member.status for member in members].count("finished")
         is_all = finished == len(seeds)
         mistake = "" if number else _common_mistake(members)
