@@ -55,7 +55,7 @@ class CommandConfig(Checked, flags="env.command."):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomConfig(Checked, flags="env.random."):
-    """How environments and episodes differ; a range of zero width switches a variation off."""
+    """Randomisation; a range of zero width switches a variation off."""
 
     friction: PositiveRange = (0.4, 1.2)
     """Sliding friction of the feet."""
@@ -107,7 +107,8 @@ class WeightsConfig(Checked, flags="env.weights."):
     slip: float = -0.1
     """Horizontal velocity of feet on the ground, squared."""
     pose: float = -0.1
-    """Distance of the joints from the pose `home`, squared; ten times that if standing still."""
+    """Distance of the joints from the pose `home`, squared; ten times as much if the command is to
+    stand still."""
     touch: float = -1.0
     """Contacts of anything but the feet and the base, at most 4."""
 
@@ -144,7 +145,7 @@ class VelocityConfig(EnvConfig):
     command: CommandConfig = field(default_factory=CommandConfig)
     """Velocity commands."""
     random: RandomConfig = field(default_factory=RandomConfig)
-    """How environments differ."""
+    """Randomisation of environments and episodes."""
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     """Weights of the reward terms."""
 

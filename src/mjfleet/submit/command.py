@@ -72,7 +72,7 @@ class JobArguments(Checked):
     nodes: Annotated[int, between(1, MAX_HOSTS)] = 1
     """Machines of a run."""
     gpus: Annotated[int | None, optional(between(0, MAX_WORKERS))] = None
-    """GPUs of each machine, with a worker on each; `None`: as many as the command names, or one."""
+    """GPUs of each machine, one worker on each; `None`: as many as the command names, or one."""
     cpus: Count = 4
     """CPU cores of each worker."""
     name: Annotated[str | None, optional(JOB_NAME)] = None
@@ -104,7 +104,7 @@ class SkyArguments(JobArguments):
     spot: bool = False
     """Use machines that are cheaper and may be preempted."""
     volume: str
-    """Where the runs are kept: a bucket, such as s3://my-runs, or a volume of SkyPilot."""
+    """Storage of the runs: a bucket, such as s3://my-runs, or a volume of SkyPilot."""
     image: str | None = None
     """Container image with mjfleet; `None`: uv installs what this folder's pyproject.toml needs."""
 
@@ -116,7 +116,7 @@ class KubernetesArguments(JobArguments):
     submit: ClassVar = ("kubectl", "create", "--filename")
 
     image: str
-    """Image with mjfleet and your tasks, such as the Dockerfile of mjfleet makes."""
+    """Image with mjfleet and your tasks, such as one that mjfleet's Dockerfile builds."""
     volume: str
     """Persistent volume claim for the runs, which all pods can write to."""
     time: Time = None

@@ -29,15 +29,15 @@ class RunsArguments(Checked):
     words: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="WORD ...")] = ()
     """Only runs that have all these words in their name, task or status."""
     sort: Literal["started", "name", "iterations", "return", "best", "time"] = "started"
-    """What to sort by: the newest, the greatest, or by name."""
+    """Order: the newest or the greatest first, or by name."""
     log_root: Folder = "logs"
     """Folder that holds the run directories."""
     json: bool = False
     """Print a JSON list of objects instead of a table."""
     prune: Conditions = ()
-    """List what could be removed of your runs with these words: `all`, those that ended
-    `unfinished`, those not trained for a time (`older-than=30d`, or h, w), or their `checkpoints`
-    except best.pt, the newest and final_model.pt; several apply together."""
+    """List what could be removed of your runs with these words: `all` runs, runs that ended
+    `unfinished`, runs not trained for a time (`older-than=30d`, or h, w), or their `checkpoints`
+    except best.pt, the newest and final_model.pt. All conditions given must hold."""
     yes: bool = False
     """Remove what --prune lists."""
 

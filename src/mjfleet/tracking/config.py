@@ -46,9 +46,9 @@ class NoiseConfig(Checked, flags="env.noise."):
     """Noise on what the policy observes, of either sign."""
 
     anchor_position: NotNegative = 0.25
-    """Noise on where the clip's anchor is, seen from the robot's, m."""
+    """Noise on the position of the clip's anchor relative to the robot's, m."""
     anchor_rotation: NotNegative = 0.05
-    """Noise on each number of how it is turned."""
+    """Noise on each number of the anchor's relative rotation."""
     velocity: NotNegative = 0.5
     """Noise on the velocity of the base, m/s."""
     spin: NotNegative = 0.2
@@ -81,23 +81,23 @@ class WeightsConfig(Checked, flags="env.weights."):
     """Weights of the reward terms, per second."""
 
     anchor_position: float = 0.5
-    """Where the anchor is."""
+    """Position of the anchor."""
     anchor_rotation: float = 0.5
-    """How the anchor is turned."""
+    """Rotation of the anchor."""
     body_position: float = 1.0
-    """Where bodies are, relative to the anchor's place and heading."""
+    """Positions of the bodies, relative to the anchor's position and heading."""
     body_rotation: float = 1.0
-    """How bodies are turned, relative to the anchor's heading."""
+    """Rotations of the bodies, relative to the anchor's heading."""
     body_velocity: float = 1.0
-    """How fast bodies move."""
+    """Velocities of the bodies."""
     body_spin: float = 1.0
-    """How fast bodies turn."""
+    """Angular velocities of the bodies."""
     action_rate: float = -0.1
     """Changes of the action, squared."""
     joint_limits: float = -10.0
     """Joints beyond 90% of their range, rad."""
     touch: float = -0.1
-    """Contacts with the ground of what does not belong there."""
+    """Contacts of the ground with bodies other than `touching`."""
     self_collision: float = -10.0
     """Bodies that press on each other by more than 10 N in the newest physics step."""
 
@@ -113,7 +113,7 @@ class WidthsConfig(Checked, flags="env.widths."):
     body_position: Positive = 0.3
     """Distance of the bodies, m: the root of the mean square, as in the next three."""
     body_rotation: Positive = 0.4
-    """Angle by which bodies are turned, rad."""
+    """Angle between the rotations of the bodies, rad."""
     body_velocity: Positive = 1.0
     """Difference of the bodies' velocities, m/s."""
     body_spin: Positive = 3.14
@@ -145,11 +145,11 @@ class TrackingConfig(EnvConfig):
     clips: Clips = ()
     """Clips to follow: files, folders, and weights, such as `walk.csv moves/ dance.npz=2`."""
     anchor: str = "torso"
-    """The body whose place and heading the others' are relative to."""
+    """Body to whose position and heading the other bodies are relative."""
     bodies: tuple[str, ...] = ()
-    """The bodies that are to be where the clip has them."""
+    """Bodies that follow the clip."""
     end_bodies: tuple[str, ...] = ()
-    """Those of them whose height may not be wrong by much: `ends.body_height`."""
+    """Bodies whose height may be off by `ends.body_height` at most."""
     feet: tuple[str, ...] = ()
     """Geoms or bodies whose friction differs."""
     touching: tuple[str, ...] = ()

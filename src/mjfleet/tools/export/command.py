@@ -54,13 +54,13 @@ class ExportArguments(Checked):
     policy."""
     format: Literal["onnx", "mjlab", "torchscript", "pretrained"] = "onnx"
     """Format of the file. `mjlab`: ONNX that also returns the frames of a clip, as mjlab's does.
-    `pretrained`: a checkpoint of the policy alone for `play --pretrained`, which a task's folder
-    holds as pretrained/<task>.pt."""
+    `pretrained`: a checkpoint with only the policy for `play --pretrained`; its place is
+    pretrained/<task>.pt in the task's folder."""
     clip: OptionalName = None
-    """The one clip that is exported with a policy that follows several; `None`: all."""
+    """The only clip to export with a policy that follows several; `None`: all."""
     output: OptionalName = None
     """File to write, and others beside it; `None`: exported/policy.onnx (.pt) in the run, or for a
-    pretrained policy below the current folder."""
+    pretrained policy in the current folder."""
     pretrained: bool = False
     """Export the policy that comes with a task: RUN is the task's name."""
     log_root: Folder = "logs"

@@ -50,15 +50,15 @@ class PlayArguments(Checked):
     """Run directory, checkpoint, part of a run's name, `latest` (the task's newest run), or a run
     on W&B: `wandb:<entity>/<project>/<run>`, also with `:model_<n>`."""
     pretrained: bool = False
-    """Play the policy that the task's folder holds, instead of one of your own."""
+    """Play the policy that comes with the task, instead of one of your own."""
     actions: Actions | None = None
     """`zero` or `random` (standard normal) actions instead of a policy's."""
     episodes: OptionalCount = None
     """Episodes in total, rounded up to the same number in each environment; `None`: one in each."""
     output: OptionalName = None
-    """JSON file to write: the numbers of the table, null for one that is not finite."""
+    """JSON file for the numbers of the table; null for a number that is not finite."""
     clip: OptionalName = None
-    """Name of the one clip to follow, of those with which the policy was trained."""
+    """Name of the only clip to follow, among those with which the policy was trained."""
     terminations: bool = True
     """Whether episodes end where the robot has failed."""
     video: OptionalName = None
@@ -66,13 +66,14 @@ class PlayArguments(Checked):
     video_seconds: Positive = 10.0
     """Simulated seconds that the video shows."""
     camera: OptionalName = None
-    """Show beside the scene what this camera of the task sees, in a viewer or a video."""
+    """Camera of the task whose image is shown beside the scene, in a viewer or a video."""
     viewer: Viewer | None = None
     """Show episodes in real time, in MuJoCo's own window (`native`) or in a browser (`web`)."""
     host: Name = "localhost"
-    """Address of the web viewer: for this machine alone, or 0.0.0.0 for all that can reach it."""
+    """Address of the web viewer: `localhost` for this machine only, 0.0.0.0 for all machines that
+    can reach it."""
     port: Annotated[int, between(1, 64000)] = 8080
-    """Port of the web viewer, or the next free one."""
+    """Port of the web viewer; if it is in use, the next free port."""
     seed: Annotated[int, between(0, MAX_COUNT)] = 1
     """Seed of all random numbers."""
     gpu_ids: GpuRequest = "auto"

@@ -49,7 +49,7 @@ class Selection(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportArguments(Selection):
-    """Write an HTML page about a run, a group of runs, or several to compare, complete in one file.
+    """Write an HTML page, complete in one file, about a run, a group of runs, or several of these.
     A seed group is drawn as the mean of its runs and its 95% bootstrap interval."""
 
     output: str | None = None
