@@ -3,14 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 import numpy as np
 import torch
-from tensordict import TensorDict
 
 from mjfleet.errors import UserError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 Map = tuple[list[int], list[float]]
 """Which of a part's numbers the image takes, and their signs."""
@@ -46,8 +48,8 @@ SHARE = 0.01
 
 
 def mirror(
-    env: Any, obs: TensorDict | None, actions: torch.Tensor | None
-) -> tuple[TensorDict | None, torch.Tensor | None]:
+    env: Any, obs: "TensorDict | None", actions: torch.Tensor | None
+) -> tuple["TensorDict | None", torch.Tensor | None]:
     """Return observations and actions `(samples, size)`, followed by their mirror images.
 
     `env` is a VelocityEnv.
@@ -55,6 +57,8 @@ def mirror(
     Raises:
         UserError: the robot has no mirror symmetry.
     """
+    from tensordict import TensorDict  # It takes a second, and `new-task --from` does without.
+
     for attribute, factors in env.factors.items():
         if factors != [factors[image] for image in joints(env)[0]]:
             _refuse(f"{type(env).__name__}.{attribute} differs between left and right: {factors}")

@@ -9,7 +9,7 @@ from mujoco import mjtObj, mjtSensor
 
 from mjfleet.errors import UserError
 from mjfleet.legged.terrain import Terrain
-from mjfleet.parts.variation import position_actuators
+from mjfleet.sim.actuators import position_actuators
 from mjfleet.utils.name_pattern import name_pattern
 
 HOME = "home"

@@ -12,6 +12,7 @@ import torch
 from mjfleet.env import Env
 from mjfleet.errors import UserError
 from mjfleet.quaternions import from_rotation_vector, multiply
+from mjfleet.sim.actuators import position_actuators
 from mjfleet.utils.name_pattern import name_pattern
 
 Mode = Literal["scale", "add", "set"]
@@ -314,11 +315,3 @@ def _check(one: Variation, own: np.ndarray, rows: np.ndarray, names: list[str]) 
                 f"{one}: {field} of {names[at[0]]!r} {must}; it is {own[at]:.3g} in the model, and "
                 f"could be {low[at]:.3g} to {high[at]:.3g}."
             )
-
-
-def position_actuators(model: mujoco.MjModel) -> np.ndarray:
-    """Return which actuators have the force `kp * (ctrl - length) - kd * velocity`, `(nu,)`."""
-    is_linear = model.actuator_gaintype == mujoco.mjtGain.mjGAIN_FIXED
-    is_linear &= model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE
-    kp, bias = model.actuator_gainprm[:, 0], model.actuator_biasprm[:, 1]
-    return is_linear & (kp == -bias) & (kp > 0)

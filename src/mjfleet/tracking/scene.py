@@ -9,7 +9,7 @@ from mujoco import mjtConDataField, mjtJoint, mjtObj, mjtSensor
 
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import FOUND, HOME, add_ground
-from mjfleet.parts.variation import position_actuators
+from mjfleet.sim.actuators import position_actuators
 from mjfleet.tracking.config import TrackingConfig
 
 FAR = 1e3  # Where the range of a joint without limits ends, rad or m.

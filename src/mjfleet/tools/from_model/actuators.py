@@ -8,7 +8,7 @@ import numpy as np
 
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import HOME, check_joints
-from mjfleet.parts.variation import position_actuators
+from mjfleet.sim.actuators import position_actuators
 from mjfleet.tools.from_model.robot import BALL, Robot
 
 WIDTH, SLIDE_WIDTH = 0.25, 0.01

@@ -7,7 +7,7 @@ from mujoco import mjtBias, mjtDyn, mjtGain, mjtTrn
 
 from mjfleet.errors import UserError
 from mjfleet.legged.scene import check_joints
-from mjfleet.parts.variation import position_actuators
+from mjfleet.sim.actuators import position_actuators
 from mjfleet.tools.from_model.actuators import WHEEL_SPEED, torque_guess, torque_of_file
 from mjfleet.tools.from_model.robot import Robot, unused
 

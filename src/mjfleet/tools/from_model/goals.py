@@ -11,7 +11,7 @@ from mujoco import mjtBias, mjtGain, mjtJoint
 from mujoco.batch import Batch
 
 from mjfleet.errors import UserError
-from mjfleet.parts.variation import position_actuators
+from mjfleet.sim.actuators import position_actuators
 from mjfleet.tools.from_model.actuators import WHEEL_SPEED, WIDTH, resting_controls
 from mjfleet.tools.from_model.control_ranges import ON_JOINT
 from mjfleet.tools.from_model.robot import BALL, Robot, reach

@@ -6,7 +6,7 @@ import mujoco
 import numpy as np
 from mujoco.batch import Batch
 
-from mjfleet.parts.variation import position_actuators
+from mjfleet.sim.actuators import position_actuators
 from mjfleet.tools.from_model.control_ranges import ON_JOINT
 from mjfleet.tools.from_model.robot import Robot
 
