@@ -28,20 +28,21 @@ def examine(found: FoundTask, device: str) -> dict[str, str]:
     if unfit := list(state_checks.unfit_methods(found.load(found.task.env_class))):
         return dict.fromkeys(unfit, "mistake")
     checks = {"native on cpu": on_native(found), f"warp on {device}": on_warp(found, device)}
-    lines = dict[str, str]()
+    lines, is_over = dict[str, str](), False
     for where, findings in checks.items():
         more = "; compiling a new model's kernels takes about a minute" * ("warp" in where)
         print_line(f"{where}: {signals.STEPS} steps of {WORLDS} worlds with random actions{more}")
         try:
-            for text, is_sure in findings:
+            for text, is_sure, is_last in findings:
                 accepted = found.load(found.task.env_class).accepted_findings.items()
                 reasons = [f"(accepted: {why})" for part, why in accepted if part in text]
                 kind = "note" if reasons else "mistake" if is_sure else "warning"
                 lines[" ".join((text, *reasons))] = kind
+                is_over |= is_last and kind == "mistake"
         except Exception as error:
             lines[describe(error, found)] = "mistake"
             return lines
-        if any(kind == "mistake" and "not finite" in line for line, kind in lines.items()):
+        if is_over:
             return lines  # Both engines would show it.
     for part in found.load(found.task.env_class).accepted_findings:
         if not any(part in line for line in lines):
@@ -104,16 +105,17 @@ def _checks(
     starts = check(state_checks.first_states)
     written = [*state_checks.written_model(subject), *state_checks.misspelt_methods(subject)]
     warnings = list(signals.engine_warnings(env))
+    was_reset = any(kind.startswith("BAD") for kind in env.sim.warnings())
     bad_numbers = signals.not_finite(run, "steps with random actions")
     yield from (*(at_first | outlasting).values(), *undeclared, *map(Finding, watch.texts))
     yield from (*check(state_checks.who_writes), *written, *(starts or warnings), *bad_numbers)
-    if bad_numbers or any("reports BAD" in warning.text for warning in warnings):
+    if bad_numbers or was_reset:
         return
     ends = early_end(means(env.take_statistics())["length"], env.max_episode_length)
     yield from (*map(Finding, ends), *check(state_checks.reset_leaks))
     idle = check(signals.dead_actions) if not (outlasting or ends) else []
     yield from (*idle, *signals.far_controls(env, run))
-    if ends or any("the actions change nothing" in finding.text for finding in idle):
+    if ends or any(finding.is_last for finding in idle):
         return  # What follows from that would only distract.
     states = subject.from_random_states(signals.ROUNDS)
     yield from check(signals.constant_signals, run, states)

@@ -37,6 +37,7 @@ def not_finite(outcome: Outcome, where: str, is_sure: bool = True) -> list[Findi
                 f"{where}; limit the argument of a root, logarithm, acos or division, as in "
                 "x.clamp(min=1e-6), and look for bodies that overlap",
                 is_sure,
+                is_last=is_sure,
             )
     states = [found[f"sim.{name}"] for name in STATE if f"sim.{name}" in found]
     return states or list(found.values())
@@ -101,7 +102,8 @@ def dead_actions(subject: Subject) -> Iterator[Finding]:
         which = "the actions change" if dead.all() else f"the action{columns(dead)} changes"
         yield Finding(
             f"apply(): {which} nothing within {EFFECT_STEPS} steps; write sim.ctrl[:] from all of "
-            "it, or let count_actions() return fewer; look at gains and gear of the actuator too"
+            "it, or let count_actions() return fewer; look at gains and gear of the actuator too",
+            is_last=bool(dead.all()),
         )
 
 

@@ -28,6 +28,7 @@ class Finding(NamedTuple):
 
     text: str
     is_sure: bool = True
+    is_last: bool = False  # Whether later checks would only show what follows from it.
 
 
 class Subject:
