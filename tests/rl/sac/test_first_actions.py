@@ -27,9 +27,13 @@ def test_a_robot_is_left_in_its_home_pose_at_first() -> None:
 
 def test_critics_are_given_actions_in_units_of_the_noise_that_is_aimed_at() -> None:
     fine, coarse = make(0.1), make(0.2)
+    own = coarse.critic.action_std.clone()
     coarse.critic.load_state_dict(fine.critic.state_dict())
     latent = torch.randn(5, fine.critic._get_latent_dim())
     actions = torch.empty(5, fine.env.num_actions).uniform_(-0.5, 0.5)
     found = fine.critic.logits(latent, actions)
+    # A fork with another `target-std` goes on with what its critics know.
+    torch.testing.assert_close(coarse.critic.logits(latent, actions), found)
+    coarse.critic.action_std.copy_(own)
     torch.testing.assert_close(coarse.critic.logits(latent, 2 * actions), found)
     assert not torch.allclose(coarse.critic.logits(latent, actions), found)

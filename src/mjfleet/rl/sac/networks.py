@@ -89,6 +89,7 @@ class Critics(MLPModel):
     """
 
     values: torch.Tensor
+    action_std: torch.Tensor
 
     def __init__(
         self, obs: Any, obs_groups: dict[str, list[str]], num_actions: int,
@@ -99,7 +100,7 @@ class Critics(MLPModel):
         super().__init__(obs, obs_groups, "critic", 1, [1], obs_normalization=True, **encoders)
         del self.mlp
         # Noise is a small share of an action's limit: critics would be slow to tell actions apart.
-        self.action_std = action_std
+        self.register_buffer("action_std", torch.tensor(action_std))
         widths = widths_of(self._get_latent_dim() + num_actions, hidden_dims)
         shapes = list(pairwise([*widths, atoms]))
         made = [
@@ -109,16 +110,14 @@ class Critics(MLPModel):
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(count, 1, n)) for _, n in shapes)
         self.register_buffer("values", torch.linspace(-support, support, atoms))
         # A wide distribution takes 1 / (tau * (1 - gamma)) updates to become narrow.
-        with torch.no_grad():
-            self.biases[-1] -= 0.5 * (self.values / (FIRST_STD * support)).square()
+        self.biases[-1].data -= 0.5 * (self.values / (FIRST_STD * support)).square()
 
     def logits(
         self, latent: torch.Tensor, actions: torch.Tensor, is_frozen: bool = False
     ) -> torch.Tensor:
         """Return logits `(count, samples, atoms)`; frozen: no gradient reaches the parameters."""
-        rows = torch.cat((latent, actions / self.action_std), dim=-1)
+        rows, last = torch.cat((latent, actions / self.action_std), dim=-1), len(self.weights) - 1
         rows = rows.expand(len(self.weights[0]), -1, -1)
-        last = len(self.weights) - 1
         for i, pair in enumerate(zip(self.weights, self.biases, strict=True)):
             weight, bias = (part.detach() for part in pair) if is_frozen else pair
             rows = torch.baddbmm(bias, rows, weight)
@@ -143,8 +142,8 @@ class Critics(MLPModel):
         atoms = len(self.values)
         place = ((values.clamp(low, high) - low) / (high - low) * (atoms - 1)).clamp(0, atoms - 1)
         lower = place.floor().clamp(max=atoms - 2)
-        share = place - lower
-        index = lower.nan_to_num().long()  # A GPU would end the process by a wrong one.
+        # A GPU would end the process by a wrong index.
+        index, share = lower.nan_to_num().long(), place - lower
         found = torch.zeros_like(probabilities)
         found.scatter_add_(1, index, probabilities * (1.0 - share))
         found.scatter_add_(1, index + 1, probabilities * share)
