@@ -35,6 +35,7 @@ class VelocityEnv(Env[VelocityConfig]):
     docs/tasks.md says what its model must have.
     """
 
+    zero_is_home = True
     base: ClassVar[str] = "trunk"
     """The body that the free joint moves."""
     feet: ClassVar[tuple[str, ...]] = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")

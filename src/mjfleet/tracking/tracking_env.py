@@ -54,6 +54,7 @@ class TrackingEnv(Env[TrackingConfig]):
     that noise moves, nor velocities of it in observations.
     """
 
+    zero_is_home = True
     accepted_findings: ClassVar[Mapping[str, str]] = {
         "observe()['critic'] columns": "the anchor is among the bodies in its frame, as published",
     }

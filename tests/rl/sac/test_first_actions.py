@@ -12,10 +12,10 @@ from ...env.test_env import BUNDLED, build_task
 from .test_sac import SMALL, agent
 
 
-def make(target_std: float = 0.15) -> SAC:
-    env = build_task("go1-velocity-flat", "native", "cpu", num_envs=4)
+def make(target_std: float = 0.15, task: str = "go1-velocity-flat") -> SAC:
+    env = build_task(task, "native", "cpu", num_envs=4)
     config = replace(agent(1), algorithm=replace(SMALL, target_std=target_std))
-    load = BUNDLED["go1-velocity-flat"].load
+    load = BUNDLED[task].load
     return SAC(Setup(env, config, "cpu", 1, load, Collectives()))
 
 
@@ -23,6 +23,12 @@ def test_a_robot_is_left_in_its_home_pose_at_first() -> None:
     alg = make()
     first = alg.actor(alg.env.get_observations())
     assert 0 < first.abs().max() < 0.02 * alg.actor.limit.max()
+
+
+def test_torques_are_tried_at_random_at_first() -> None:
+    alg = make(task="walker-walk")
+    first = alg.actor(alg.env.get_observations())
+    assert first.abs().mean() > 0.1 * alg.actor.limit.max()
 
 
 def test_critics_are_given_actions_in_units_of_the_noise_that_is_aimed_at() -> None:

@@ -14,7 +14,7 @@ LOG_STD = -5.0, 2.0
 """Bounds of the logarithm of the policy's deviation, before tanh."""
 
 FIRST_ACTIONS = 0.01
-"""Factor of the weights of the policy's last layer at first."""
+"""Factor of the weights of the policy's last layer at first, where it begins with small actions."""
 
 FIRST_STD = 0.1
 """Deviation of the return that critics predict at first, as a share of the support."""
@@ -31,13 +31,9 @@ class SquashedActor(MLPModel):
     limit: torch.Tensor
 
     def __init__(
-        self,
-        obs: Any,
-        obs_groups: dict[str, list[str]],
-        limit: torch.Tensor,
-        hidden_dims: Sequence[int],
-        **encoders: Any,
-    ) -> None:
+        self, obs: Any, obs_groups: dict[str, list[str]], limit: torch.Tensor,
+        hidden_dims: Sequence[int], is_small: bool = False, **encoders: Any,
+    ) -> None:  # fmt: skip
         """Build the network; `limit` `(num_actions,)` is the largest action."""
         sizes = 2 * len(limit), list(hidden_dims)
         super().__init__(obs, obs_groups, "actor", *sizes, obs_normalization=True, **encoders)
@@ -45,9 +41,8 @@ class SquashedActor(MLPModel):
         for size, following in pairwise(widths):
             layers += [nn.Linear(size, following), nn.LayerNorm(following), nn.SiLU()]
         self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], 2 * len(limit)))
-        # Actions are small at first: those of a robot leave it in its home pose.
         for parameter in self.mlp[-1].parameters():
-            parameter.data.mul_(FIRST_ACTIONS)
+            parameter.data.mul_(FIRST_ACTIONS if is_small else 1.0)
         self.register_buffer("limit", limit)
 
     def forward(

@@ -101,7 +101,7 @@ class SAC(Learner):
 
     @classmethod
     def policy_of(cls, env: Env[Any], agent: AgentConfig, load: Load) -> Any:
-        sizes = limits_of(env), cast(SACConfig, agent.algorithm).actor_hidden_dims
+        sizes = limits_of(env), cast(SACConfig, agent.algorithm).actor_hidden_dims, env.zero_is_home
         return build((SquashedActor, SeeingActor), env, agent, *sizes)
 
     def _make_replay(self, observed: dict[str, torch.Tensor]) -> Replay:
