@@ -34,7 +34,10 @@ class SquashedActor(MLPModel):
         self, obs: Any, obs_groups: dict[str, list[str]], limit: torch.Tensor,
         hidden_dims: Sequence[int], is_small: bool = False, **encoders: Any,
     ) -> None:  # fmt: skip
-        """Build the network; `limit` `(num_actions,)` is the largest action."""
+        """Build the network.
+
+        `limit` `(num_actions,)` is the largest action; `is_small`: an untrained policy's are small.
+        """
         sizes = 2 * len(limit), list(hidden_dims)
         super().__init__(obs, obs_groups, "actor", *sizes, obs_normalization=True, **encoders)
         widths, layers = widths_of(self._get_latent_dim(), hidden_dims), list[nn.Module]()

@@ -59,7 +59,7 @@ def build(
 
 
 def limits_of(env: Env[Any]) -> torch.Tensor:
-    """Return the limit of each action, `(num_actions,)`; UserError if they are none."""
+    """Return each action's limit `(num_actions,)`; UserError if one is not above 0 and finite."""
     limit = torch.as_tensor(env.action_limit, dtype=torch.float32, device=env.device)
     sizes = (), (1,), (env.num_actions,)
     if limit.shape in sizes and ((limit > 0) & limit.isfinite()).all():
