@@ -109,16 +109,20 @@ class Contacts:
                 )
         self.names = tuple(names[i].removeprefix(f"{label}/") for i in ids)
         self._count = samples or 1
-        self._dt, self._seconds = float(model.opt.timestep), env.step_dt / self._count
+        self._seconds = env.step_dt / self._count
         # The newest sample of a force is a physics step older than the new state.
         self._newest = 1 if size == 4 and samples else 0
         self._time, start = sim.time.view(-1, 1, 1), model.sensor_adr[ids[0]]
         self._now = sim.sensordata[:, start : start + count * size].unflatten(1, (count, 1, size))
-        self._times, self._samples = self._now[:, :, :0, 0], self._now[:, :, :0]
-        if samples:  # As in mujoco.MjData.history: two numbers, the samples' times, their values.
+        self._cursor, self._times = self._now[:, :, :1, 0], self._now[:, :, :0, 0]
+        self._samples = self._now[:, :, :0]
+        self._places = torch.arange(samples, device=env.device)
+        # As in mujoco.MjData.history: a number that is not used here, the place of the newest
+        # sample, from which older ones go backwards in a ring, the samples' times, their values.
+        if samples:
             start, length = model.sensor_historyadr[ids[0]], 2 + samples * (1 + size)
             kept = sim.history[:, start : start + count * length].unflatten(1, (count, length))
-            self._times = kept[:, :, 2 : 2 + samples]
+            self._cursor, self._times = kept[:, :, 1:2], kept[:, :, 2 : 2 + samples]
             self._samples = kept[:, :, 2 + samples :].unflatten(2, (samples, size))
         self._air, self._contact, self._last_air = (
             env.add_state(f"contacts.{name}", count) for name in ("air", "contact", "last_air")
@@ -172,10 +176,14 @@ class Contacts:
         value, `(num_envs, names, samples + 1)`; NEVER if it belongs to an earlier step.
 
         MuJoCo keeps what sensors measured before it integrates, and MuJoCo-Warp also what they
-        measure afterwards, which is then there twice.
+        measure afterwards, which is then there twice. Late in an episode, times are too coarse in
+        float32 to be counted in physics steps; places are not.
         """
-        ages = ((self._time - self._times) / self._dt).round() - self._newest
-        ages.masked_fill_((ages < 0) | (ages >= self._count), NEVER)
+        ages = (self._cursor - self._places) % self._count
+        is_older = (self._times < self._time).all(dim=2, keepdim=True)  # Also the newest sample.
+        ages = ages + is_older - self._newest
+        is_earlier = (ages < 0) | (ages >= self._count) | (self._times > self._time)
+        ages.masked_fill_(is_earlier, NEVER)
         return torch.nn.functional.pad(ages, (0, 1))
 
     def _update(self) -> None:
