@@ -26,7 +26,7 @@ class DeviceClock:
     def take_seconds(self) -> list[float]:
         """Return the seconds from each mark to the next, and forget all. Waits for the last one."""
         marks, self._marks = self._marks, []
-        if not self._is_gpu:
+        if not (self._is_gpu and marks):
             return [after - before for before, after in pairwise(marks)]
         marks[-1].synchronize()
         return [before.elapsed_time(after) / 1000 for before, after in pairwise(marks)]

@@ -1,12 +1,13 @@
 """Communication between the ranks of a run, and the time each spends in it. Runs in a worker."""
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+
+from mjfleet.rl.device.clock import DeviceClock
 
 PIECE_BYTES = 2**20
 """Bytes of each rank that travel at a time."""
@@ -22,10 +23,8 @@ class Collectives:
     def __init__(self, rank: int = 0, world_size: int = 1, device: str = "cpu") -> None:
         self.rank = rank
         self.world_size = world_size
-        self._on_gpu = world_size > 1 and dist.get_backend() == "nccl"
-        self._device = torch.device(device if self._on_gpu else "cpu")
-        self._seconds = 0.0
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._device = device if world_size > 1 and dist.get_backend() == "nccl" else "cpu"
+        self._clock = DeviceClock(self._device)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum `tensor` over all ranks, in place. Every rank gets the same bits."""
@@ -84,26 +83,11 @@ class Collectives:
 
         They include the wait for the slowest rank.
         """
-        for start, end in self._events:
-            end.synchronize()
-            self._seconds += start.elapsed_time(end) / 1000
-        self._events.clear()
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+        return sum(self._clock.take_seconds()[::2])
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Add the time that a collective takes.
-
-        With NCCL the call only adds it to the GPU's queue, so events around it are recorded there.
-        """
-        if self._on_gpu:
-            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            pair[0].record()
-            yield
-            pair[1].record()
-            self._events.append(pair)
-        else:
-            start = time.perf_counter()
-            yield
-            self._seconds += time.perf_counter() - start
+        """Time a collective: with NCCL on the GPU, to whose queue the call only adds it."""
+        self._clock.mark()
+        yield
+        self._clock.mark()
