@@ -295,8 +295,13 @@ def test_what_has_another_type_or_no_effect_is_refused(here: Path) -> None:
         "`env` is None": partial(make, env=None, num_envs=2),
         "name is '-x'": partial(mjfleet.make, mjfleet.Env, name="-x"),
         "name is 3": partial(mjfleet.make, mjfleet.Env, name=three),
-        "`log_root` holds b'logs'": partial(make, log_root=b"logs"),
+        "`log_root` holds b'logs'": partial(mjfleet.train, task, log_root=b"logs"),
         "config: must hold a mapping": partial(make, config=False),
+        "log_root: nothing is learned": partial(make, log_root="logs"),
+        "device is '3'": partial(mjfleet.make, task, device=three),
+        "model_file is 3; it must be text": partial(
+            mjfleet.make, NumberEnv, env=GoalConfig(goal=1.0), device="cpu"
+        ),
         "as_trained: it is": partial(mjfleet.train, task, as_trained=True, gpu_ids=None),
         "config: it is": partial(mjfleet.train, task, config={"config": "x"}, gpu_ids=None),
         "no run directory: it has no run.json": partial(mjfleet.Run, "."),
@@ -304,6 +309,30 @@ def test_what_has_another_type_or_no_effect_is_refused(here: Path) -> None:
         with pytest.raises(mjfleet.UserError, match=refused):
             call()
     assert not [*here.iterdir()]
+
+
+def test_a_run_and_its_policy_refuse_values_of_another_type(tmp_path: Path) -> None:
+    run: Any = mjfleet.Run(
+        shutil.copytree(TESTS / "data/cartpole-balance-9159368", tmp_path / "run")
+    )
+    three: Any = 3
+    policy, before = run.policy(), sorted(tmp_path.rglob("*"))
+    must = r"`agent.max_iterations` is 4.0; it must be an integer"
+    for refused, call in {
+        "device is 'foo'": partial(run.policy, device="foo"),
+        "device is None": partial(run.policy, device=None),
+        r"`actor` is \(3, 2\); it must be \(num_envs, 5\)": partial(
+            policy, {"actor": torch.zeros(3, 2)}
+        ),
+        "name must end in": partial(run.plot, 3),
+        "no run of this user in 3": partial(mjfleet.Run, "latest", log_root=three),
+    }.items():
+        with pytest.raises(mjfleet.UserError, match=refused):
+            call()
+    for fork in (False, True):
+        with pytest.raises(mjfleet.UserError, match=must):
+            run.resume(fork=fork, agent={"max_iterations": 4.0})
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_folder_of_tasks_in_a_configuration_is_searched_and_has_to_be_there(here: Path) -> None:
@@ -326,20 +355,28 @@ def test_a_run_of_the_api_does_not_begin_inside_another_one(here: Path) -> None:
     for name in ("run.json", "config.yaml"):
         (here / name).touch()
     for log_root in ("logs", "."):
-        with pytest.raises(mjfleet.UserError, match=f"--log-root {log_root}: .*inside the run"):
-            mjfleet.train("cartpole-balance", log_root=log_root, gpu_ids=None)
+        for begin in (
+            mjfleet.train,
+            lambda *task, **changes: next(mjfleet.iterate(*task, **changes)),
+        ):
+            with pytest.raises(mjfleet.UserError, match=f"--log-root {log_root}: .*inside the run"):
+                begin("cartpole-balance", log_root=log_root, gpu_ids=None)
     assert len([*here.iterdir()]) == 2
 
 
 def test_iterate_trains_for_total_steps() -> None:
     settings = {"env": {"num_envs": 4}, "agent": {"num_steps_per_env": 8}, "gpu_ids": None}
     iterations = mjfleet.iterate("cartpole-balance", total_steps=65, **settings)
-    steps = list[Any]()
+    steps, wrong_rates = list[Any](), list[Any]([-1.0, float("nan"), "1e-3", None, True])
+    wrong_places = list[Any](["missing/policy.pt", ".", 3])
     for iteration in iterations:
         steps.append(iteration.metrics["total_steps"])
-        for wrong in (-1.0, float("nan")):
+        for wrong in wrong_rates:
             with pytest.raises(mjfleet.UserError, match="the learning rate is"):
                 iteration.set_learning_rate(wrong)
+        for place in wrong_places:
+            with pytest.raises(mjfleet.UserError, match=r"missing|is 3|Is a directory"):
+                iteration.save(place)
     assert steps == [32, 64, 96]
     with pytest.raises(mjfleet.UserError, match="--gpu-ids 99"):
         next(mjfleet.iterate("cartpole-balance", config={"gpu_ids": [99]}))
@@ -525,6 +562,13 @@ class GoalEnv(mjfleet.Env[GoalConfig]):
 
     def rewards(self) -> dict[str, torch.Tensor]:
         return {"near": -(self.sim.qpos[:, 0] - self.cfg.goal).abs()}
+
+
+class NumberEnv(GoalEnv):
+    """Its model is no file."""
+
+    model_file: Any = 3
+    make_model: Any = classmethod(mjfleet.Env.make_model.__func__)
 
 
 def test_make_takes_a_configuration_together_with_a_number_of_environments() -> None:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from mjfleet.api.task_by_value import ENV, ClassTask, config_class, with_whole_path
 from mjfleet.cli.train import settle
 from mjfleet.config import AgentConfig, Task, TrainConfig, by_dotted_name, from_dict
-from mjfleet.config.dict_conversion import plain, value_at
+from mjfleet.config.dict_conversion import convert, plain, value_at
 from mjfleet.config.field_kinds import leaves
 from mjfleet.config.flags import as_words
 from mjfleet.config.train_config import ALGORITHM
@@ -132,6 +132,15 @@ def new_run_dir(config: TrainConfig) -> tuple[Path, int]:
         if config.run_dir or run_dir in made:
             return run_dir, len(made)
         when += timedelta(seconds=1)
+
+
+def check_kinds(changes: Mapping[str, Any]) -> None:
+    """Raise UserError if a field that all tasks share has a value of another type."""
+    given = by_dotted_name(plain(changes))
+    for leaf in leaves(TrainConfig, TrainConfig()):
+        if leaf.name in given:
+            hint = get_type_hints(leaf.owner)[leaf.name.rpartition(".")[2]]
+            convert(hint, given[leaf.name], None, leaf.name)
 
 
 def as_flags(changes: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 from mjfleet.api.choose_task import Config, choose_task
 from mjfleet.config import EnvConfig, TrainConfig
 from mjfleet.config.launch_config import LaunchConfig
+from mjfleet.config.validation import check_kind
 from mjfleet.env import Env
 from mjfleet.env.factory import build_env, on_device
 from mjfleet.env.random_numbers import seed_everything
@@ -26,6 +27,7 @@ from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.checkpoints.files import read_checkpoint
 from mjfleet.rl.checkpoints.initial_networks import take_networks
 from mjfleet.rl.runner import Runner
+from mjfleet.runs.find_run import refuse_log_root
 from mjfleet.runs.named_run import networks_of, with_teacher
 from mjfleet.runs.start import NEW
 from mjfleet.utils.atomic_write import write_atomically
@@ -39,6 +41,8 @@ OF_TRAIN = frozenset(field.name for field in fields(LaunchConfig)) - {
     *("log_root", "tasks_dir", "on_nan", "init_from"),
 }
 """Fields of the configuration that have no meaning for one worker in this process."""
+OF_LEARNING = frozenset({"init_from", "log_root", "numa", "total_steps"})
+"""Those that have none for an environment alone."""
 
 
 def make(
@@ -64,6 +68,8 @@ def make(
     """
     if "gpu_ids" in changes:
         raise UserError("gpu_ids: `device` says where `make` builds the environments.")
+    if wrong := [name for name in changes if name in OF_LEARNING]:
+        raise UserError(f"{wrong[0]}: nothing is learned by an environment alone.")
     if num_envs is not None:
         env = changes.setdefault("env", {})
         if isinstance(env, EnvConfig):
@@ -103,8 +109,10 @@ class Iteration:
 
         UserError unless it is at least 0 and finite.
         """
+        what, allowed = "the learning rate", "at least 0 and finite"
+        check_kind(what, value, (int, float), allowed)
         if not 0.0 <= value < math.inf:
-            raise UserError(f"the learning rate is {value}; it must be at least 0 and finite.")
+            raise UserError(f"{what} is {value}; it must be {allowed}.")
         self.runner.alg.set_learning_rate(value)
 
     def save(self, path: str | Path) -> Path:
@@ -112,9 +120,16 @@ class Iteration:
 
         `train --resume` and `play --resume` take it, and `mjfleet.train(task, init_from=path)` if
         the task is a class.
+
+        Raises:
+            UserError: the file cannot be written.
         """
+        check_kind("the checkpoint's path", path, (str, Path), "the name of a file")
         data = self.checkpointer.packed()
-        write_atomically(Path(path), lambda file: file.write(data))
+        try:
+            write_atomically(Path(path), lambda file: file.write(data))
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}.") from None
         return Path(path)
 
 
@@ -140,6 +155,7 @@ def iterate(
     """
     with ExitStack() as stack:
         found, chosen, devices = _choose(task, name, config, changes)
+        refuse_log_root(chosen.log_root, chosen.agent.experiment_name)
         chosen = with_teacher(chosen)
         networks = Path(networks_of(chosen).checkpoint) if chosen.init_from else None
         plan = make_plan(found, chosen, devices, start=NEW)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from mjfleet.errors import UserError
 from mjfleet.rl.networks import image_dtypes
 from mjfleet.tools.trained_policy import find_policy, load_policy
 
@@ -19,10 +20,19 @@ class Policy:
     """
 
     def __init__(self, run: str, device: str) -> None:
-        """Read the policy of a run directory or a checkpoint."""
+        """Read the policy of a run directory or a checkpoint; UserError if the device is none."""
+        try:
+            place = torch.device(device)
+            torch.empty(0, device=place)
+        # Of a torch without CUDA, it is an AssertionError.
+        except (RuntimeError, TypeError, AssertionError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"device is {device!r}, and torch says: {reason}") from None
         found, config, trained = find_policy(run, Path("logs"))
-        _, policy, _ = load_policy(found, config.with_num_envs(1), trained.policy)
-        self.module, self.device = policy.to(device), torch.device(device)
+        env, policy, _ = load_policy(found, config.with_num_envs(1), trained.policy)
+        self.module, self.device = policy.to(place), place
+        self._types = dict.fromkeys(policy.obs_groups, torch.float32) | image_dtypes(policy)
+        self._shapes = {name: env.get_observations()[name].shape[1:] for name in self._types}
 
     @torch.inference_mode()
     def __call__(self, observations: Any) -> torch.Tensor:
@@ -34,11 +44,16 @@ class Policy:
 
         Raises:
             KeyError: a group that the policy observes is missing.
+            UserError: a group has another size than in training.
         """
-        types = dict.fromkeys(self.module.obs_groups, torch.float32) | image_dtypes(self.module)
         tensors = {
             name: torch.as_tensor(observations[name], dtype=dtype, device=self.device)
-            for name, dtype in types.items()
+            for name, dtype in self._types.items()
         }
+        for name, tensor in tensors.items():
+            shape = "num_envs", *self._shapes[name]
+            if tensor.shape[1:] != self._shapes[name] or tensor.ndim < len(shape):
+                must = f"({', '.join(map(str, shape))})"
+                raise UserError(f"`{name}` is {tuple(tensor.shape)}; it must be {must}.")
         size = len(next(iter(tensors.values())))
         return self.module(TensorDict(tensors, batch_size=[size]))

@@ -10,11 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mjfleet.api.choose_task import as_flags, choose_task, new_run_dir
+from mjfleet.api.choose_task import as_flags, check_kinds, choose_task, new_run_dir
 from mjfleet.api.command_process import CommandProcess, folder_of, is_notebook
 from mjfleet.api.task_by_value import ClassTask
 from mjfleet.config import TrainConfig, from_dict
 from mjfleet.config.dict_conversion import plain, value_at
+from mjfleet.config.validation import check_kind
 from mjfleet.errors import UserError
 from mjfleet.runs.checkpoints import BEST, checkpoints_in
 from mjfleet.runs.find_run import find_run, group_of, name_of
@@ -48,7 +49,7 @@ class Run:
     """
 
     def __init__(self, run: str | Path, log_root: str | Path = "logs") -> None:
-        self.path = find_run(str(run), str(run), Path(log_root)).absolute()
+        self.path = find_run(str(run), str(run), Path(str(log_root))).absolute()
         if self.path.is_file():
             raise UserError(f"{run} is a file, no run directory; Run.policy takes a checkpoint.")
         self._process: CommandProcess | None = None
@@ -152,6 +153,7 @@ class Run:
             TrainingError: a worker has failed, or training was killed.
         """
         process = self._own_process()
+        check_kind("seconds", seconds, (int, float), "a number")
         code = process.wait(seconds)
         if code == 0 and not record_file(self.path).exists():
             raise UserError(
@@ -189,6 +191,7 @@ class Run:
         Raises:
             UserError, TrainingError: as for `mjfleet.train`.
         """
+        check_kinds(changes)
         own = None if task is None else choose_task(task, self.task, None, {})[0]
         files = own.files() if isinstance(own, ClassTask) else {}
         run_dir, made = self.path, 0
@@ -268,9 +271,9 @@ class Run:
         `flags` are those of `mjfleet plot`: `x="minutes"`, `columns=["mean_return"]`. UserError as
         for `evaluate`.
         """
-        output = Path(path) if path else self.path / "plots" / "curves.png"
+        output = path or self.path / "plots" / "curves.png"
         self._command("plot", self.path, output=path, **flags)
-        return output
+        return Path(output)
 
     def export(
         self, path: str | Path | None = None, checkpoint: str | Path | None = None, **flags: Any

@@ -72,7 +72,7 @@ def config_class(env_class: type) -> type[EnvConfig]:
 def with_whole_path(env_class: type) -> type:
     """Return the class, with the whole path of its model."""
     model = getattr(env_class, "model_file", None)
-    if model is None or ":" in str(model):
+    if not isinstance(model, (str, Path)) or ":" in str(model):
         return env_class
     owner = next(base for base in env_class.__mro__ if "model_file" in vars(base))
     try:

@@ -125,14 +125,18 @@ def _build(kind: type[T], default: T | None, data: Mapping[str, Any], path: str)
     values = {} if default is None else {name: getattr(default, name) for name in known}
     hints = get_type_hints(kind)
     for key, value in data.items():
-        values[key] = _convert(hints[key], value, values.get(key), path + key)
+        values[key] = convert(hints[key], value, values.get(key), path + key)
     for f in declared:
         if f.name not in values and f.default is MISSING and f.default_factory is MISSING:
             raise UserError(f"`{path}{f.name}` is missing.")
     return kind(**values)
 
 
-def _convert(hint: Any, value: Any, default: Any, path: str) -> Any:
+def convert(hint: Any, value: Any, default: Any, path: str) -> Any:
+    """Return plain data as a value of the type `hint`; UserError, which calls it `path`, if none.
+
+    A dictionary changes the fields of the `default`, if that is a dataclass.
+    """
     for found in _fits(hint, value, default, path):
         return found
     raise _WrongTypeError(f"`{path}` is {value!r}; it must be {_words(hint)}.")
@@ -144,7 +148,7 @@ def _fits(hint: Any, value: Any, default: Any, path: str) -> Iterator[Any]:
         # The name of an enumeration's member would also fit where text is allowed.
         for option in sorted(args, key=lambda option: not isinstance(option, EnumType)):
             try:
-                yield _convert(option, value, default, path)
+                yield convert(option, value, default, path)
             except _WrongTypeError:
                 if is_dataclass(option) and isinstance(value, Mapping):
                     raise
@@ -155,7 +159,7 @@ def _fits(hint: Any, value: Any, default: Any, path: str) -> Iterator[Any]:
     elif origin in (dict, Mapping) and isinstance(value, Mapping):
         of_key, of_item = args or (Any, Any)
         yield {
-            _convert_key(of_key, key, path): _convert(of_item, item, None, f"{path}.{key}")
+            _convert_key(of_key, key, path): convert(of_item, item, None, f"{path}.{key}")
             for key, item in value.items()
         }
     elif origin in (list, tuple, Sequence):
@@ -165,7 +169,7 @@ def _fits(hint: Any, value: Any, default: Any, path: str) -> Iterator[Any]:
         if len(kinds) == len(items):
             pairs = zip(kinds, items, strict=True)
             made = list if origin is list else tuple
-            yield made(_convert(kind, item, None, path) for kind, item in pairs)
+            yield made(convert(kind, item, None, path) for kind, item in pairs)
     else:
         yield from _fitting_leaf(hint, value)
 
@@ -196,7 +200,7 @@ def _convert_key(hint: Any, key: Any, path: str) -> Any:
     with suppress(ValueError):
         if isinstance(key, str) and hint in (int, float):
             key = hint(key)
-    return _convert(hint, key, None, f"{path}, key")
+    return convert(hint, key, None, f"{path}, key")
 
 
 def _is_fixed(origin: Any, args: tuple[Any, ...]) -> bool:

@@ -136,6 +136,12 @@ class Checked:
         check(self, **{field.name: NUMBER for field in fields(cast(Any, self))})
 
 
+def check_kind(what: str, value: object, kinds: type | tuple[type, ...], allowed: str) -> None:
+    """Raise UserError, which calls the value `what`, if it is of none of these types."""
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise UserError(f"{what} is {value!r}; it must be {allowed}.")
+
+
 def check(owner: Any, **rules: Rule) -> None:
     """Raise UserError for the first field of `owner` that breaks its rule.
 

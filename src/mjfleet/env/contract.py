@@ -11,6 +11,7 @@ import torch
 from rsl_rl.env import VecEnv
 
 from mjfleet.config import EnvConfig
+from mjfleet.config.validation import check_kind
 from mjfleet.env.episode_statistics import Metrics
 from mjfleet.env.step_recorder import Arrows
 from mjfleet.errors import UserError
@@ -71,18 +72,20 @@ class EnvContract(VecEnv, Generic[C]):
         """Return the path of `model_file`.
 
         Raises:
-            UserError: there is none, its package is not installed, or MuJoCo Menagerie has no such
-                robot, or can neither be found nor fetched.
+            UserError: there is none, it is no text, its package is not installed, or MuJoCo
+                Menagerie has no such robot, or can neither be found nor fetched.
         """
         if not hasattr(cls, "model_file"):
             raise UserError(f"{cls.__name__} sets no model_file.")
         owner = next(base for base in cls.__mro__ if "model_file" in vars(base))
+        what = f"{owner.__name__}: model_file"
+        check_kind(what, cls.model_file, (str, Path), "text, the name of an MJCF file")
         model_file = str(cls.model_file)
         if not model_file.startswith(MENAGERIE):
             package, _, file = model_file.rpartition(":")
             folder = find_package(package) if package else Path(inspect.getfile(owner)).parent
             return folder / file
-        what = f"{owner.__name__}: model_file {model_file!r}"
+        what = f"{what} {model_file!r}"
         need_extra("menagerie", what, ["mujoco_menagerie"])
         import mujoco_menagerie
 
