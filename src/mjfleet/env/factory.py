@@ -14,7 +14,6 @@ import mujoco
 import torch
 
 from mjfleet.config import EnvConfig, TrainConfig
-from mjfleet.config.rank_seed import rank_seed
 from mjfleet.env.env_shard import EnvShard
 from mjfleet.env.environment import Env
 from mjfleet.env.random_numbers import own_random_numbers
@@ -70,7 +69,7 @@ def build_env(
         raise UserError(f"task {found.name}: {found.task.env_class} is not a subclass of Env.")
     if missing := sorted(env_class.__abstractmethods__):
         raise UserError(f"task {found.name}: {env_class.__name__} lacks {', '.join(missing)}.")
-    num_envs, seed = config.env.num_envs, rank_seed(config.agent.seed, rank)
+    num_envs, seed = config.env.num_envs, config.agent.seed + rank
     if shard is not None:
         num_envs, seed = shard.count, shard.seed
     cfg, places = replace(config.env, num_envs=num_envs), (found.folder, *runs)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mjfleet.config import TrainConfig, to_dict
-from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import UserError
 from mjfleet.launch.devices import Devices, choose_backend
 from mjfleet.launch.host_names import LOCALHOST
@@ -116,7 +115,7 @@ class LaunchPlan:
             for local_rank, (device, physical) in enumerate(pairs):
                 rank = first + len(found)
                 worker = {"rank": rank, "host": host.host, "device": device, "physical": physical}
-                worker["seed"] = rank_seed(self.config.agent.seed, rank)
+                worker["seed"] = self.config.agent.seed + rank
                 worker["threads"] = host.threads
                 worker["log_file"] = self.logs and self.logs / log_name(host.host, local_rank)
                 found.append(worker)

@@ -10,7 +10,6 @@ import traceback
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import UserError
 from mjfleet.utils.atomic_write import write_atomically
 from mjfleet.utils.safe_read import read_json
@@ -87,7 +86,7 @@ class Failure:
             rank=rank.rank,
             host=socket.gethostname(),
             device=args.devices[rank.local_rank],
-            seed=rank_seed(args.config["agent"]["seed"], rank.rank),
+            seed=args.config["agent"]["seed"] + rank.rank,
             iteration=heartbeat.iteration,
             phase=heartbeat.phase.name.lower(),
             kind=kind,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mjfleet.config.rank_seed import rank_seed
 from mjfleet.errors import Stopped
 from mjfleet.registry import find_task
 from mjfleet.rl.worker_phases import Phase
@@ -105,7 +104,7 @@ def train_worker(
     config = found.with_values(args.config)
     stop.check()
     heartbeat.enter(Phase.BUILD)
-    seed_everything(rank_seed(config.agent.seed, rank.rank))
+    seed_everything(config.agent.seed + rank.rank)
     with (
         on_device(args.engine, device),
         process_group(args, rank, config.collective_timeout) as collectives,

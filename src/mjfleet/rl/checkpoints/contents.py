@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from mjfleet.config import by_dotted_name, to_dict
-from mjfleet.config.rank_seed import rank_seed
 from mjfleet.config.train_config import decides_learning
 from mjfleet.env import random_numbers
 from mjfleet.env.return_checks import observation_sizes
@@ -225,7 +224,7 @@ class Checkpointer:
     def _seed_anew(self) -> None:
         """Seed the random generators differently from the beginning of the run."""
         runner = self._runner
-        place = rank_seed(runner.agent.seed, runner.collectives.rank)
+        place = runner.agent.seed + runner.collectives.rank
         seed = (place + 1_000_003 * runner.current_learning_iteration) % 2**31
         random_numbers.seed_everything(seed)
         runner.env.generator.manual_seed(seed + 2**31)
