@@ -27,7 +27,6 @@ class Delay:
         """Delay values `(num_envs, *size)` by `low` to `high` environment steps, both included.
 
         Args:
-            env: the environment.
             size: of the values: a number, or that of images, (channels, height, width).
             low: least steps of delay.
             high: most steps of delay.

@@ -67,7 +67,6 @@ class Env(StatefulEnv[C]):
 
         Args:
             cfg: the task's numbers.
-            sim: the simulation.
             seed: of `uniform` and `normal`.
             shard: this worker's share of an evaluation's environments, which draw the same numbers
                 however many workers share them. None: training.

@@ -47,8 +47,6 @@ def build_env(
     """Build a task's environment; call it inside `on_device`.
 
     Args:
-        found: the task.
-        config: its configuration.
         engine: steps the simulation.
         device: torch's name of the device.
         num_threads: CPU threads of the native engine.

@@ -12,8 +12,6 @@ from mjfleet.errors import UserError
 
 @dataclass(frozen=True)
 class EvaluatedLevels:
-    """The levels on which policies are evaluated."""
-
     of_envs: torch.Tensor  # Levels of this worker's environments, `(num_envs,)`, long.
     numbers: tuple[int, ...]  # Levels of all workers' environments, each once, in order.
     names: tuple[str, ...] = ()  # Names of all levels, such as those of clips, or none.

@@ -52,7 +52,6 @@ def explain(
     """Name the first number that is not finite, and dump the worlds in which there is one.
 
     Args:
-        env: the environment.
         rollout: the arrays of a dump, `(steps, worlds, ...)`, with `terms` for all reward terms.
         worlds: numbers of these worlds.
         iteration: of the rollout.

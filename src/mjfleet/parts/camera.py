@@ -44,7 +44,6 @@ class Camera:
         """Prepare the images of an environment.
 
         Args:
-            env: the environment.
             name: of a camera in the model; `add_camera` adds one.
             width: of an image, pixels.
             height: likewise.

@@ -84,7 +84,6 @@ class Rays:
         """Prepare the rays of an environment.
 
         Args:
-            env: the environment.
             pattern: where rays start and point, such as `grid` or `lidar` returns.
             frame: the site, or else the body, that the rays move with.
             offset: of the pattern from the frame's origin, m.

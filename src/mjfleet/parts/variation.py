@@ -172,7 +172,6 @@ def vary(
     GRPO group draw the same numbers.
 
     Args:
-        env: the environment.
         field: `body_mass` (kg), `body_inertia` (kg m2), `density` for both, `body_ipos` (centre of
             mass, m); `geom_friction`, `geom_size` (of primitives, m; masses do not follow);
             `dof_armature` (kg m2), `dof_damping`, `dof_frictionloss`; of position actuators `kp`,

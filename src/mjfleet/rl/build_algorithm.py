@@ -128,7 +128,6 @@ def _check_config(name: str, config: AlgorithmConfig, kind: type[AlgorithmConfig
 
 
 def _class(name: str) -> Any:
-    """Return the class of one of LEARNERS."""
     module, class_name = LEARNERS[name].split(":")
     return getattr(need_part(f"mjfleet.rl.{module}", f"the algorithm {name}"), class_name)
 

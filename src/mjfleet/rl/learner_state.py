@@ -20,8 +20,6 @@ LIBRARIES = "torch.", "rsl_rl.", "mjfleet."
 
 @dataclass(frozen=True)
 class Declared:
-    """A state of a learner."""
-
     get: Callable[[], Any]
     set: Callable[[Any], object]
     per: Per

@@ -79,7 +79,6 @@ def from_file(
     task's config.py or the note says the same; see `Kind`.
 
     Args:
-        found: the task.
         data: what `read_config` has read.
         name: how messages name the file.
         note: this installation's note of the run whose file it is; None: there is none.

@@ -92,7 +92,6 @@ def find_run(
             name, its beginning, or a word in it, with the experiment in front or without, or a run
             on W&B, which is downloaded.
         name: how messages name it.
-        root: the log root.
         experiment: if given, `latest` is this experiment's, and its runs take precedence.
         task: limits `latest` to runs of this task; None: any.
         may_be_group: whether a group may be meant. `latest` is then the group of the member that

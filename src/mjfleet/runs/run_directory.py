@@ -85,7 +85,6 @@ class RunDirectory:
     """The directory of a run or a group in which an attempt is about to start.
 
     Attributes:
-        path: the directory.
         checkpoint: where training continues from; a new run has its own copy of its parent's.
         copied: the file of the parent that `checkpoint` is a copy of.
         token: the attempt's random name, which its checkpoints hold.

@@ -191,5 +191,4 @@ def _hash_in(source: Path) -> str:
 
 
 def snapshot_folder(run_dir: Path, task_hash: str) -> Path:
-    """Return the folder of a snapshot."""
     return run_dir / FOLDER / task_hash[:16]

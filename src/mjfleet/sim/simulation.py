@@ -238,7 +238,6 @@ class Simulation(ABC):
         the same arguments return the same tensors.
 
         Args:
-            camera: its name.
             width: of an image, pixels.
             height: likewise.
             kinds: of images, see below.

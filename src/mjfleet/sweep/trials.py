@@ -82,8 +82,6 @@ def run_trials(
 
 
 class TrialRun(Member):
-    """The run of a trial."""
-
     def __init__(self, trial: Trial, config: TrainConfig, last_step: int = 0) -> None:
         """Take a trial, and the configuration that it changes.
 

@@ -43,7 +43,6 @@ class HostInventory:
 
 
 def host_inventory(asked: AskInventory) -> HostInventory:
-    """Return the facts of this host."""
     launcher_address, _, address, _ = os.environ.get("SSH_CONNECTION", "   ").split(" ")
     versions = {"Python": platform.python_version(), **stack_versions()}
     for package in asked.packages:

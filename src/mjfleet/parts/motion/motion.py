@@ -48,7 +48,6 @@ class Motion:
         """Read clips, and compute where bodies are in their frames.
 
         Args:
-            env: the environment.
             clips: files, folders, and weights, see mjfleet/utils/input_files.py.
             bodies: names of the bodies whose poses and velocities are wanted.
             sampling: how starts are drawn; adaptively by default.

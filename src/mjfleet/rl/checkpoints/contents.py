@@ -135,7 +135,6 @@ class Checkpointer:
         and the environments begin anew.
 
         Args:
-            path: the file.
             state: what `read_checkpoint` has returned for it; None: it is read.
             in_place: whether the same run continues, with its metrics.
 

@@ -33,7 +33,6 @@ class BestPolicy:
         An evaluation that lost contacts is never the best.
 
         Args:
-            iteration: its number.
             sums: of all ranks, by name.
             ranks: the other values of each rank. `best_return`, its `least`, is the first one's.
 

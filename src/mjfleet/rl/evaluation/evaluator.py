@@ -141,7 +141,6 @@ class Episodes:
         """Play nothing yet.
 
         Args:
-            env: the environments.
             act: returns the actions for observations.
             per_env: number of episodes of an environment.
             after_step: called with the mask of environments whose episode has ended, `(num_envs,)`.

@@ -30,8 +30,6 @@ def build(
 
     Args:
         kinds: the class without images, and that with images.
-        env: the environment.
-        agent: the configuration.
         sizes: further arguments of these classes.
         actor: whose critics they are.
 
