@@ -8,6 +8,7 @@ from typing import Annotated
 from mjfleet.config.agent_config import AgentConfig
 from mjfleet.config.field_kinds import Kind, leaves
 from mjfleet.config.launch_config import LaunchConfig
+from mjfleet.config.sac_config import SACConfig
 from mjfleet.config.validation import (
     SHOWN_CHARS,
     Checked,
@@ -65,14 +66,24 @@ def field_kinds() -> Mapping[str, Kind | None]:
     return {leaf.name: leaf.kind for leaf in leaves(TrainConfig)}
 
 
+@cache
+def _kinds_of_algorithms() -> Mapping[str, Kind | None]:
+    return {leaf.name: leaf.kind for leaf in leaves(SACConfig, prefix="agent.algorithm.")}
+
+
+def kind_of(name: str) -> Kind | None:
+    """Return the kind of a field, also one of a task or of an algorithm."""
+    return field_kinds().get(name) or _kinds_of_algorithms().get(name)
+
+
 def decides_learning(name: str) -> bool:
     """Return whether a field, also one of a task, decides what is learned."""
-    return field_kinds().get(name) in (None, Kind.SOURCE, Kind.CODE)
+    return kind_of(name) in (None, Kind.SOURCE, Kind.CODE)
 
 
 def continues_in_place(name: str) -> bool:
     """Return whether a resumed run stays the same run if the value of this field differs."""
-    return field_kinds().get(name) in (Kind.PLACEMENT, Kind.OPERATION)
+    return kind_of(name) in (Kind.PLACEMENT, Kind.OPERATION)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from mjfleet.config import LaunchConfig, TrainConfig
 from mjfleet.config.dict_conversion import value_at
 from mjfleet.config.field_kinds import Kind
-from mjfleet.config.train_config import continues_in_place, field_kinds
+from mjfleet.config.train_config import continues_in_place, kind_of
 from mjfleet.errors import UserError
 from mjfleet.registry import FoundTask
 from mjfleet.runs.checkpoints import INIT, iterations_done
@@ -246,8 +246,7 @@ def compare(
             f"Leave these out, or {new}"
         )
     why = "its metrics continue with the new code" if changes else "what is learned is the same"
-    kinds = field_kinds()
-    shown = {n: both for n, both in different.items() if kinds[n] is not Kind.PLACEMENT}
+    shown = {n: both for n, both in different.items() if kind_of(n) is not Kind.PLACEMENT}
     note = f"continues in place: {why}{f' ({_listed(shown)})' if shown else ''}"
     return replace(start, notes=(note, *changes, *start.notes))
 

@@ -401,6 +401,24 @@ def test_a_fork_has_the_replay_and_a_policy_of_another_kind_is_refused(
     assert [file.name for file in tmp_path.glob("fork/checkpoints/rank*")] == ["rank0_3.pt"]
 
 
+def test_a_run_goes_on_in_place_whether_its_replay_is_saved_or_not(
+    run: Run, tmp_path: Path
+) -> None:
+    words = ("train", "cartpole-balance", "--agent.algorithm.name", "sac", "--env.num-envs", "16",
+             "--agent.algorithm.warm-up", "64", "--agent.algorithm.updates-per-transition", "0.05",
+             "--run-dir", "it", "--max-iterations")  # fmt: skip
+    assert run(*words, "2").returncode == 0
+    for iterations, flag, files in (
+        ("3", "--agent.algorithm.no-save-replay", []),
+        ("4", "--agent.algorithm.save-replay", ["rank0_4.pt"]),
+    ):
+        done = run(*words, iterations, flag)
+        assert done.returncode == 0, done.stderr
+        # The checkpoint of iteration 2 holds the replay, and that of iteration 3 does not.
+        assert ("updates wait until" in done.stdout + done.stderr) == (iterations == "4")
+        assert [file.name for file in tmp_path.glob("it/checkpoints/rank*")] == files
+
+
 def test_networks_are_taken_whatever_the_layers_of_ppo_would_be(tmp_path: Path) -> None:
     train(*begin(tmp_path, agent(1)))
     other = replace(agent(1), actor=ActorConfig(hidden_dims=(8,), activation="relu"))

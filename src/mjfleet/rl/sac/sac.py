@@ -129,8 +129,8 @@ class SAC(Learner):
             saved = "" if config.save_replay else "; checkpoints are without it"
             print_line(f"each worker's replay takes up to {each * length / 2**20:,.0f} MiB{saved}")
         replay = Replay(length, observed, env.num_actions)
-        if config.save_replay:
-            self.add_state("replay", per="rank", get=replay.state, set=replay.load_state)
+        state = replay.state if config.save_replay else lambda: None  # One that is there is loaded.
+        self.add_state("replay", per="rank", get=state, set=replay.load_state)
         return replay
 
     def networks(self) -> dict[str, nn.Module]:
