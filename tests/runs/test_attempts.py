@@ -296,6 +296,16 @@ def test_checkpoints_may_be_a_link_to_a_folder_of_the_same_user(run: Run, tmp_pa
     assert result.returncode == 0, result.stderr
     assert [row["iteration"] for row in rows(run_dir)] == [*map(str, range(1, 8))]
     assert (run_dir / "checkpoints").is_symlink()
+    # Who begins from it continues from it however often the command starts again.
+    changed_value = ("--agent.algorithm.gamma", "0.9", "--agent.max-iterations", "8")
+    fork = ("train", BALANCE, "--resume", "d", "--fork", "--run-dir", "f", *changed_value)
+    assert run(*fork).returncode == 0
+    parent = read_record(tmp_path / "f")["parent"]
+    for path in (tmp_path / "f/checkpoints").iterdir():  # As if killed before it had the copy.
+        path.unlink()
+    assert run(*fork).returncode == 0
+    assert read_record(tmp_path / "f")["parent"] == parent
+    assert [*parent["changed"]] == ["agent.max_iterations", "agent.algorithm.gamma"]
     (scratch / "away").symlink_to(tmp_path)
     with pytest.raises(UserError, match="away in it is a symbolic link"):
         check_run_folder(run_dir)

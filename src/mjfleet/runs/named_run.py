@@ -1,5 +1,6 @@
 """Finds the run or checkpoint that the user names, and its newest good one. Imports no torch."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -104,7 +105,7 @@ class NamedRun:
         return Parent(
             typed=word,
             run=name_of(self.run_dir.resolve()) if self.run_dir else None,
-            checkpoint=str(self.policy.resolve()),
+            checkpoint=os.path.abspath(self.policy),  # `checkpoints` may be a link.
             iteration=iterations_done(self.policy),
             networks_only=networks_only,
             id=self.record.get("id"),
@@ -245,7 +246,7 @@ def with_teacher(config: TrainConfig, path: str | None = None) -> TrainConfig:
         data = dict(network) if isinstance(network, dict) else {}
         if groups := value_at(trained.config, "agent.obs_groups.actor"):
             data["obs_groups"] = groups
-        data["checkpoint"] = str(trained.policy.resolve())
+        data["checkpoint"] = os.path.abspath(trained.policy)
         teacher = from_dict(TeacherConfig(), data)
     except UserError as error:
         raise UserError(f"--teacher {config.teacher}: {error}") from None
