@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ from mjfleet.runs.start import (
 )
 from mjfleet.runs.task_snapshot import Snapshot
 
-from ..conftest import REPOSITORY, Run, changed, only_run, rows
+from ..conftest import REPOSITORY, Run, Start, changed, only_run, rows
 from .test_failed_resume import edit, write_task
 from .test_resume import SIX
 
@@ -264,6 +265,26 @@ def test_a_lack_of_memory_in_a_restart_uses_one_restart_up(run: Run, tmp_path: P
     assert [one["status"] for one in attempts] == ["failed", "failed", "finished"]
     assert [one.get("kind") for one in attempts] == ["Killed", "UserError", None]
     assert [row["iteration"] for row in rows(tmp_path / "d")] == [*map(str, range(1, 7))]
+
+
+def test_a_signal_before_a_restart_leaves_a_finished_run_finished(
+    run: Run, start: Start, tmp_path: Path
+) -> None:
+    task = write_task(tmp_path)
+    edit(task)
+    command = ("train", MINE, *SIX, *KEEP, "--run-dir", "d")
+    assert run(*command).returncode == 0
+    edit(task, setup="raise ValueError(1)")
+    more = (*changed(command, "--agent.max-iterations", "9"), "--max-restarts", "1")
+    late = "import mjfleet.launch.restart_policy as policy; policy.FIRST_PAUSE_SECONDS = 600"
+    process = start(*more, late=late)
+    assert any("starting again in" in line for line in process.stdout)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    record = read_record(tmp_path / "d")
+    assert [record["status"], *(one["status"] for one in record["attempts"])] == [
+        "finished", "finished", "failed",
+    ]  # fmt: skip
 
 
 STALE = """

@@ -31,7 +31,8 @@ def wait_for_restart(run_dir: Path, max_restarts: int) -> int | None:
             print_line(f"starting again in {pause:g} s")
             time.sleep(pause)
     except Stopped as stopped:
-        write_record(run_dir, status="stopped")
+        if not read_record(run_dir)["attempts"][-1].get("is_undone"):  # It has changed nothing.
+            write_record(run_dir, status="stopped")
         return 128 + stopped.signal_number
     return None
 
