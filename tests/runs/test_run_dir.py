@@ -145,6 +145,42 @@ def test_a_folder_that_holds_what_a_run_writes_is_refused(tmp_path: Path, name: 
     lock.close()
 
 
+def test_a_command_that_is_killed_while_it_begins_a_run_begins_it_again(
+    run: Run, tmp_path: Path
+) -> None:
+    assert run("train", TASK, *SIX, "--run-dir", "parent").returncode == 0
+    values = ("--agent.algorithm.gamma", "0.5", "--agent.max-iterations", "7")
+    fork = ("train", TASK, "--resume", "parent", "--fork", *values, "--max-restarts", "1")
+    for name in ("git_state", "write_attempts", "keep", "write_pointer", "complete", "add_note"):
+        late = (
+            "import mjfleet.runs.run_directory as module, os\n"
+            f"module.{name} = lambda *_, os=os: os.kill(os.getpid(), 9)"
+        )
+        assert run(*fork, "--run-dir", name, late=late).returncode == -9
+        again = run(*fork, "--run-dir", name)
+        assert again.returncode == 0, (name, again.stderr)
+        config = (tmp_path / name / "config.yaml").read_text()
+        assert "gamma: 0.5" in config
+        attempts = read_record(tmp_path / name)["attempts"]
+        numbers = [str(number) for number in range(1, len(attempts) + 1)]
+        folders = {path.name for path in (tmp_path / name / "attempts").iterdir()}
+        assert folders == {*numbers, "current"}
+        assert [row["iteration"] for row in rows(tmp_path / name)] == ["7"]
+
+
+def test_a_fork_that_has_nothing_left_to_do_finishes_no_run(run: Run, tmp_path: Path) -> None:
+    assert run("train", TASK, *SIX, "--run-dir", "d").returncode == 0
+    fork = ("train", TASK, "--resume", "d", "--fork", "--run-dir", "e", "--agent.max-iterations")
+    assert run(*fork, "7").returncode == 0
+    shutil.rmtree(tmp_path / "e/checkpoints")  # As if it was killed before it had the copy.
+    (attempt,) = read_record(tmp_path / "e")["attempts"]
+    write_record(tmp_path / "e", status="failed", attempts=[attempt | {"status": "failed"}])
+    before = everything(tmp_path / "e")
+    done = run(*fork, "2")
+    assert (done.returncode, "nothing is left to do" in done.stdout) == (0, True)
+    assert everything(tmp_path / "e") == before
+
+
 @pytest.mark.parametrize("name", ["x", "checkpoints/x", "a/b/../../x"])
 def test_no_run_begins_inside_another_one(tmp_path: Path, name: str) -> None:
     outer = make_run(tmp_path, "outer")

@@ -188,9 +188,14 @@ def test_a_finished_run_that_keeps_its_final_checkpoint_alone_is_done(tmp_path: 
     path = tmp_path / "run"
     begin(path).close()
     (path / "checkpoints/final_model.pt").touch()
+    config = (path / "config.yaml").read_text()
     for _ in range(2):
+        (path / "config.yaml").unlink()
+        (path / ".run.json.123.tmp").touch()
         finish_complete(path)
         assert read_record(path)["status"] == "finished"
+        assert (path / "config.yaml").read_text() == config
+        assert not [*path.glob(".*.tmp")]
     assert [file.name for file in (path / "checkpoints").iterdir()] == ["final_model.pt"]
 
 

@@ -147,7 +147,7 @@ def _attempt(chosen: Chosen) -> tuple[int, LaunchPlan | None]:
             is_first, total = plan.rank.rank == 0, plan.config.agent.max_iterations
             if start.checkpoint and (start.iteration or 0) >= total and not config.dry_run:
                 if is_first:
-                    if start.run_dir:
+                    if start.run_dir and start.kind == "continue":
                         finish_complete(start.run_dir)
                     print_line(_why_done(plan))
                 return 0, None

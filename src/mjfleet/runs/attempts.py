@@ -66,8 +66,8 @@ def folder_of(run_dir: Path, number: int) -> Path:
 def current_attempt(run_dir: Path, attempts: Attempts) -> tuple[int, int | None]:
     """Return the number of the attempt that counts, and the iteration from which it began.
 
-    Of a group the last one counts. It has the number 0 if run.json lists no attempt, or the first
-    one was killed at once. None: it is not known. UserError if the file that names it is damaged.
+    Of a group the last one counts. It has the number 0 if run.json lists no attempt. None: it is
+    not known. UserError if the file that names it is damaged.
     """
     path = run_dir / ATTEMPTS / CURRENT
     try:
@@ -76,7 +76,8 @@ def current_attempt(run_dir: Path, attempts: Attempts) -> tuple[int, int | None]
                 return number, begun
         why = "it names no attempt of run.json"
     except FileNotFoundError:
-        return sum(TOKEN not in entry for entry in attempts), None
+        earlier = sum(TOKEN not in entry for entry in attempts)
+        return earlier or min(1, len(attempts)), None  # A killed process may not have written it.
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else in_a_line(error)
     raise UserError(f"{path}: {why}.")

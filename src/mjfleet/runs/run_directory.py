@@ -141,7 +141,8 @@ class RunDirectory:
             try:
                 self._enter(chosen, entries, placement)
             except OSError as error:
-                raise UserError(f"{self.path}: {error.strerror}.") from None
+                file = error.filename2 or error.filename or self.path
+                raise UserError(f"{file}: {error.strerror}.") from None
             self._undo = undo.pop_all()
 
     def leave(self) -> None:
@@ -239,9 +240,9 @@ class RunDirectory:
             keep(code, path)
             copy_files(found, config, path, start.base)
         if self.copied and self.checkpoint:
-            copies = {self.copied: self.checkpoint}
-            if self.checkpoint.name != INIT:
-                copies |= {x: self.checkpoint.parent / x.name for x in rank_files_of(self.copied)}
+            beside = [] if self.checkpoint.name == INIT else rank_files_of(self.copied)
+            copies = {x: self.checkpoint.parent / x.name for x in beside}
+            copies[self.copied] = self.checkpoint  # The last one: with it the run can continue.
             for source, copy in copies.items():
                 with open_regular(source, CHECKPOINT_BYTES) as original:
                     copy_atomically(original, copy)
@@ -296,6 +297,7 @@ class LauncherLog(logging.FileHandler):
 def finish_complete(run_dir: Path) -> None:
     """Record a run as finished if it was killed, or failed, after its last iteration."""
     check_run_folder(run_dir)
+    complete(run_dir)
     attempts, folder = ended_attempts(run_dir), run_dir / "checkpoints"
     if read_record(run_dir).get("status") != "finished":
         entry = attempts[current_attempt(run_dir, attempts)[0] - 1] if attempts else {}
@@ -329,10 +331,9 @@ def refuse_written(folder: Path) -> None:
     writes, or a link."""
     refuse_inside_run(folder, f"--run-dir {folder} is")
     check_run_folder(folder)
-    links = [path for path in written_in(folder) if path.is_symlink() and path.is_dir()]
-    empty = [link for link in links if not any(link.iterdir())]  # It is for the checkpoints.
-    # A process that was killed before it could enter its attempt has left the folder of that.
-    found = [path.name for path in written_in(folder) if path not in empty]
+    # Empty are a link for the checkpoints, and a folder for logs that a killed process has left: it
+    # may also have left that of an attempt which it could not enter.
+    found = [path.name for path in written_in(folder) if not _is_empty(path)]
     if found and found != [ATTEMPTS]:
         if is_locked(folder):
             raise UserError(BEGUN.format(folder))
@@ -340,3 +341,8 @@ def refuse_written(folder: Path) -> None:
             f"--run-dir {folder}: it has no {RECORD_FILE}, so it holds no run, but "
             f"{', '.join(found)}, which a run would write. Name another folder, or move these away."
         )
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether a path is a folder without files."""
+    return path.is_dir() and all(inside.is_dir() for inside in path.rglob("*"))
