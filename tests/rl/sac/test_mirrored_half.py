@@ -64,6 +64,18 @@ def test_what_sac_does_not_do_with_a_mirror_is_refused() -> None:
         SACConfig(symmetry_cfg=replace(SYMMETRY, use_mirror_loss=True))
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_sample_of_a_worker_has_no_half(ranks: int) -> None:
+    found = BUNDLED["go1-velocity-flat"]
+    env = build_task("go1-velocity-flat", "native", "cpu", num_envs=8)
+    config = SACConfig(symmetry_cfg=SYMMETRY, batch_size=2 * ranks - 1)
+    collectives = Collectives()
+    collectives.world_size = ranks
+    setup = Setup(env, replace(agent(1), algorithm=config), "cpu", 1, found.load, collectives)
+    with pytest.raises(UserError, match=f"it must be at least {2 * ranks}, two a worker"):
+        MirroredHalf(setup, {"actor": env.get_observations()["actor"]})
+
+
 def test_images_are_not_mirrored() -> None:
     found = BUNDLED["go1-velocity-flat"]
     env = build_task("go1-velocity-flat", "native", "cpu", num_envs=8)

@@ -308,6 +308,19 @@ def test_a_run_that_ends_before_its_first_update_says_so(
         assert (found.out + found.err).count("this run ends before, and learns nothing") == expected
 
 
+@pytest.mark.parametrize("length", [1, 2])
+def test_episodes_of_one_step_are_warned_of(
+    length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner, checkpointer = begin(tmp_path, agent(3))
+    runner.env.max_episode_length = length
+    runner.alg.begin()
+    found = capsys.readouterr()
+    learns_nothing = length == 1
+    assert ("an episode has one step" in found.out + found.err) == learns_nothing
+    assert (train(runner, checkpointer)[-1]["loss/critic"] == 0) == learns_nothing
+
+
 def test_updates_by_graphs_give_what_calls_give(tmp_path: Path) -> None:
     found = []
     for captures in (True, False):

@@ -15,6 +15,10 @@ CLIPPED, CLIPPED_ITERATIONS = 0.01, 20
 """Share of the predicted return beyond the support, and for how long, that is warned of."""
 SATURATED = 0.99
 """Share of its limit beyond which an action counts as saturated."""
+ONE_STEP = (
+    "warning: an episode has one step, after whose time-out nothing is observed: sac learns from "
+    "steps that terminated() ends, and from no others"
+)
 
 
 class Losses:

@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 
 from mjfleet.config import SACConfig
+from mjfleet.config.validation import Rule, check
 from mjfleet.errors import UserError
 from mjfleet.rl.equivariance import Mirror, join, read_mirrors
 from mjfleet.rl.learner import Setup
@@ -24,9 +25,13 @@ class MirroredHalf:
     def __init__(self, setup: Setup, observed: Mapping[str, torch.Tensor]) -> None:
         """Read the mirrors of groups of observations `(num_envs, size)` and of actions.
 
-        UserError if the task's function is no mirror, or images are observed.
+        UserError if the task's function is no mirror, images are observed, or a worker has one
+        sample.
         """
         env, config = setup.env, cast(SACConfig, setup.agent.algorithm)
+        least = 2 * setup.collectives.world_size
+        allowed = f"at least {least}, two a worker, of which one is mirrored"
+        check(config, batch_size=Rule(lambda size: size >= least, allowed))
         if images := [name for name, rows in observed.items() if rows.ndim != 2]:
             raise UserError(
                 f"--agent.algorithm.symmetry-cfg: sac mirrors numbers alone, and `{images[0]}` is "

@@ -23,7 +23,7 @@ from mjfleet.rl.device.graph_capture import Captured
 from mjfleet.rl.learner import Learner, Load, Setup, Step
 from mjfleet.rl.normalizers import add_samples
 from mjfleet.rl.sac.captured_adam import CapturedAdam
-from mjfleet.rl.sac.losses import Losses, describe_actions
+from mjfleet.rl.sac.losses import ONE_STEP, Losses, describe_actions
 from mjfleet.rl.sac.mirrored_half import MirroredHalf
 from mjfleet.rl.sac.networks import Critics, SquashedActor
 from mjfleet.rl.sac.pink_noise import PinkNoise
@@ -48,7 +48,7 @@ class SAC(Learner):
         env, agent, device = setup.env, setup.agent, setup.device
         config, ranks = self.config, self.collectives.world_size
         self.env, self.torch_threads, self._num_iterations = env, 1, agent.max_iterations
-        obs = env.get_observations()
+        obs = self._after = env.get_observations()
         self.actor = self.policy_of(env, agent, setup.load)
         settings = config.critic_hidden_dims, config.num_atoms, config.support, config.target_std
         kinds, actor = (Critics, SeeingCritics), self.actor
@@ -91,7 +91,6 @@ class SAC(Learner):
         self.rate_share = self.add_state("rate_share", 1.0)
         self.rewards = RewardScale(self, env.num_envs)
         self.losses = Losses(config, self.collectives.rank == 0, device)
-        self._after: Any = obs
         self.learning_rate = config.learning_rate
         self.is_captured = setup.capture is not None
         self.scratch(*vars(self))
@@ -149,7 +148,9 @@ class SAC(Learner):
             adam.take(float(adam.optimizer.param_groups[0]["lr"]))
 
     def begin(self) -> None:
-        """Say that updates wait."""
+        """Say that updates wait, or that hardly a step is learned from."""
+        if self.env.max_episode_length == 1 and self.collectives.rank == 0:
+            print_line(ONE_STEP)
         if not self._can_learn and self.collectives.rank == 0:
             begun = self.iterations + (self.warm_up - self.replay.count) // self.num_steps
             before, due = (round(n * self.num_updates) for n in (begun, self._num_iterations))
