@@ -43,6 +43,18 @@ def test_a_command_installs_what_is_missing_where_mjfleet_is(
 
 
 @pytest.mark.parametrize(
+    ("has_pip", "pip"),
+    [(True, "pip install"), (False, "uv pip install --python '/home/me/a b/.venv'")],
+)
+def test_a_clone_in_the_environment_of_another_project_stays_there(
+    has_pip: bool, pip: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pip", pytest if has_pip else None)
+    monkeypatch.setattr(sys, "prefix", "/home/me/a b/.venv")
+    assert install_command("viewer") == f"{pip} -e '{REPOSITORY}[viewer]'"
+
+
+@pytest.mark.parametrize(
     ("origin", "package"),
     [
         (None, "'mjfleet{}'"),

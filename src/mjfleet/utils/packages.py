@@ -81,15 +81,17 @@ def install_command(extra: str = "") -> str:
     from importlib.metadata import version
 
     extras, clone = f"[{extra}]" * bool(extra), clone_folder()
+    # An environment that uv made has no pip: the word would mean that of another Python.
+    uv = f"uv pip install --python {shlex.quote(sys.prefix)}"
+    pip = "pip install" if find_spec("pip") else uv
     if clone is None:
         if any(part.startswith("archive-v") for part in Path(sys.prefix).parts):
             # uvx has made this environment in uv's cache.
             package = f"mjfleet{extras}{_origin()}"
             return f"uvx {'' if extra else '--refresh '}--from '{package}' ..."
-        # An environment that uv made has no pip: the word would mean that of another Python.
-        uv = f"uv pip install --python {shlex.quote(sys.prefix)}"
-        pip = "pip install" if find_spec("pip") else uv
         return f"{pip} {'' if extra else '--force-reinstall '}'mjfleet{extras}'"
+    if not Path(sys.prefix).is_relative_to(clone):  # Another project's environment has the clone.
+        return f"{pip} -e '{clone}{extras}'"
     if version("torch").endswith("+cpu"):  # `uv sync` would replace it by one with CUDA.
         return f"uv pip install -e '{clone}{extras}'"
     return "uv sync --inexact" + f" --extra {extra}" * bool(extra)  # Other extras stay.
