@@ -7,6 +7,8 @@ from inspect import signature
 from typing import Any
 
 from rsl_rl import algorithms
+from torch import nn
+from torch.optim import Optimizer
 
 from mjfleet.config import AgentConfig, AlgorithmConfig, PPOConfig
 from mjfleet.config.validation import is_class_path
@@ -44,23 +46,40 @@ def make_algorithm(setup: Setup) -> Learner:
     kind, reason = choose_algorithm(agent, load)
     augmentation(agent.ppo.symmetry_cfg, load)
     make: Any = kind if issubclass(kind, Learner) else partial(_class("own"), kind)
-    learner = build_algorithm(make, setup, **_own_settings(kind, agent.algorithm))
+    try:
+        learner: Learner = make(setup, **_own_settings(kind, agent.algorithm))
+    except ValueError as error:
+        if is_class_path(agent.algorithm.name):
+            raise  # The traceback has the user's line.
+        raise UserError(f"the networks cannot be built: {error}") from error
     if reason:
         graphs = "; it captures no CUDA graphs" if setup.capture else ""
         tied = "; networks are not equivariant" if agent.ppo.ties_weights else ""
         learner.fallback_reason = f"{reason}, which is slower than mjfleet's{graphs}{tied}"
+    _check_parts(learner)
     loss_check.check_networks(learner.networks())
     learner.check(setup.env.get_observations())
     learner.begin_watching()
     return learner
 
 
-def build_algorithm(make: Callable[..., Learner], setup: Setup, **settings: Any) -> Any:
-    """Build a learner by `make`; UserError if its networks cannot be built."""
-    try:
-        return make(setup, **settings)
-    except ValueError as error:
-        raise UserError(f"the networks cannot be built: {error}") from error
+def _check_parts(learner: Learner) -> None:
+    """Raise UserError if networks and optimisers could not be saved and loaded by their names."""
+    known, who = set[str](), type(learner).__name__
+    for method, kind in (("networks", nn.Module), ("optimizers", Optimizer)):
+        (parts, again), where = (getattr(learner, method)() for _ in range(2)), f"{who}.{method}()"
+        if not (isinstance(parts, dict) and all(isinstance(x, kind) for x in parts.values())):
+            items = parts.items() if isinstance(parts, dict) else ()
+            shown = ", ".join(f"{k}: {type(v).__name__}" for k, v in items) or type(parts).__name__
+            must = f"a dictionary whose values are each a {kind.__module__}.{kind.__name__}"
+            raise UserError(f"{where} returns {shown}; it must return {must}.")
+        for name, part in parts.items():
+            if name in known or again[name] is not part:
+                why = "a network has this name" if name in known else "it is another in each call"
+                raise UserError(f"{where} returns {name!r}, which no checkpoint can hold: {why}.")
+        known |= parts.keys()
+        if "actor" not in known:
+            raise UserError(f"{where} returns no `actor`: the policy must have this name.")
 
 
 def policy_of(env: Env[Any], agent: AgentConfig, load: Callable[..., Any]) -> Any:

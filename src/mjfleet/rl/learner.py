@@ -145,10 +145,11 @@ class Learner(LearnerState, ABC):
         """Return flags with which training may go on after numbers that are not finite, or ""."""
         return ""
 
-    def known_tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what may change: networks, gradients, optimisers' and declared state."""
-        yield from super().known_tensors()
+    def known(self) -> Iterator[Any]:
+        """Yield what may change: networks, gradients, optimisers and declared state."""
+        yield from super().known()
         yield from (gradient.flat for gradient in self._gradients.values())
+        yield from self.optimizers().values()
         yield from (x for n in self.networks().values() for x in n.state_dict().values())
         for optimizer in self.optimizers().values():
             yield from device_optimizer.state_tensors(optimizer)

@@ -1,5 +1,6 @@
 """What a learner remembers besides networks and optimisers, as it declares it."""
 
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,11 @@ from mjfleet.errors import UserError
 Per = Literal["run", "rank", "env"]
 KINDS: tuple[Per, ...] = get_args(Per)
 NUMBER = bool, int, float, str
-LIBRARIES = "torch.", "rsl_rl.", "mjfleet."
+CONTAINERS = dict, OrderedDict, Counter, list, tuple
+PLAIN = *NUMBER, type(None), torch.Tensor, nn.Parameter, *CONTAINERS
+"""Types that are read back from a checkpoint."""
+FRAMEWORK = "rsl_rl.", "mjfleet."
+LIBRARIES = "torch.", *FRAMEWORK
 """Modules whose layers have no state but what checkpoints hold."""
 
 
@@ -25,6 +30,7 @@ class Declared:
     per: Per
     first: Any
     """A number as it was declared. Where it is another one now, as by a flag, none is restored."""
+    is_attribute: bool
 
 
 class LearnerState:
@@ -32,8 +38,9 @@ class LearnerState:
 
     def __init__(self) -> None:
         self._declared: dict[str, Declared] = {}
-        self._scratch = {"_declared", "_scratch", "_look", "owner"}
+        self._scratch = {"_declared", "_scratch", "_look", "_kinds", "owner"}
         self._look: dict[str, Any] = {}
+        self._kinds: dict[str, str] = {}
         self.owner: Any = self
         """The object whose attributes are state."""
 
@@ -59,18 +66,22 @@ class LearnerState:
             The value.
 
         Raises:
-            UserError: it is declared twice, or has a type that checkpoints do not hold.
+            UserError: it is declared twice, or has a type that checkpoints do not hold, or `per` is
+                none of these.
         """
-        what = f"{type(self).__name__}: add_state({name!r})"
+        what, is_attribute = f"{type(self).__name__}: add_state({name!r})", get is None
         if name in self._declared:
             raise UserError(f"{what} is called twice.")
-        if get is None:
-            if not isinstance(value, (*NUMBER, torch.Tensor)):
-                raise UserError(f"{what}: it is {value!r:.60}; it must be a number or a tensor.")
+        if per not in KINDS:
+            raise UserError(f"{what}: `per` is {per!r}; it must be one of {', '.join(KINDS)}.")
+        if is_attribute:
+            if type(value) not in PLAIN[: -len(CONTAINERS)] or value is None:
+                must = "a number or a tensor, or have `get` and `set`"
+                raise UserError(f"{what}: it is {value!r:.60}; it must be {must}.")
             setattr(self, name, value)
         get, set = get or partial(getattr, self, name), set or partial(self.put, self, name)
         first = now if isinstance(now := get(), NUMBER) else None
-        self._declared[name] = Declared(get, set, per, first)
+        self._declared[name] = Declared(get, set, per, first, is_attribute)
         return now
 
     def scratch(self, *names: str) -> None:
@@ -82,6 +93,7 @@ class LearnerState:
         found = {name: x for name, x in self._declared.items() if x.per in kinds}
         return {name: [x.first, on_cpu(x.get())] for name, x in found.items()}
 
+    @torch.no_grad()
     def load_states(self, saved: Mapping[str, Any], *kinds: Per) -> None:
         """Restore what `states` returned; ValueError: a state has another shape now."""
         for name, one in self._declared.items():
@@ -104,38 +116,65 @@ class LearnerState:
 
     def begin_watching(self) -> None:
         """Remember the current values, with which `check_undeclared` compares."""
-        self._look = self._look_now()
+        self._look, self._kinds = self._look_now(), self._kinds_now()
 
     def check_undeclared(self) -> None:
-        """Raise UserError if an attribute that is not declared has changed."""
+        """Raise UserError if an attribute that is not declared has changed, or if state that is
+        declared can no longer be saved and restored."""
+        who = type(self.owner).__name__
+        for name, one in self._declared.items():
+            if odd := _odd_type(one.get()):
+                raise UserError(
+                    f"the state {name!r} of {who} holds a {odd}, which no checkpoint restores: let "
+                    "it be a number or a tensor, or containers with these."
+                )
+        for name, kind in self._kinds_now().items():
+            if kind != self._kinds[name]:
+                raise UserError(
+                    f"the state {name!r} of {who} was {self._kinds[name]} at first, and is {kind} "
+                    "now, which would not be restored: let it keep type and shape."
+                )
         for name in changes(self._look, self._look_now()):
             own, _, of_network = name.partition(".")
             base = "" if self.owner is self else " of mjfleet.rl.algorithm.Algorithm"
             what, other = f"`self.{own} = self.add_state({own!r}, ...)` in `__init__`{base}", ""
+            what += ", and change a tensor in place"
             if of_network:
-                what = "it into a buffer of a network among `networks()`"
+                what = "it into a buffer of a network among `networks()`, in place"
                 other = ", or begin the name of a layer's attribute with `_`"
+            elif not isinstance(vars(self.owner)[own], (*NUMBER, torch.Tensor, type(None))):
+                what = f"`self.add_state({own!r}, get=..., set=...)` in `__init__`{base}"
+                what += ", or return it from `networks()` or `optimizers()` if it is one of these"
             raise UserError(
-                f"{type(self.owner).__name__}.{name} changes in an update, and is not declared. "
-                f"If it is to be remembered, write {what}, and change a tensor in place. If it "
+                f"{who}.{name} changes in an update, and is not declared. "
+                f"If it is to be remembered, write {what}. If it "
                 f"follows from other state, write `self.scratch({own!r})`{other}."
             )
 
-    def known_tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the tensors that may change: those of networks and declared state."""
+    def known(self) -> Iterator[Any]:
+        """Yield tensors and other objects that may change, since checkpoints hold them."""
         yield from self.tensors()
 
+    def _kinds_now(self) -> dict[str, str]:
+        """Return type and shape of what is declared as an attribute, by name."""
+        return {k: _kind(x.get()) for k, x in self._declared.items() if x.is_attribute}
+
     def _look_now(self) -> dict[str, Any]:
-        owned, found = {address(tensor) for tensor in self.known_tensors()}, dict[str, Any]()
+        known, found = [*self.known()], dict[str, Any]()
+        owned = {address(one) for one in known if isinstance(one, torch.Tensor)}
+        package = type(self.owner).__module__.partition(".")[0]
         for name, value in vars(self.owner).items():
             if name in self._scratch or name in self._declared:
                 continue
             if isinstance(value, nn.Module):
-                found |= {f"{name}.{key}": x for key, x in value.state_dict().items()}
-                found |= _attributes_of(value, name)
+                found |= {f"{name}.{key}": x for key, x in _parts_of_network(value).items()}
             else:
                 found[name] = value
-        return look(found, owned)
+
+        def follow(value: Any) -> Mapping[Any, Any] | None:
+            return {} if any(value is one for one in known) else _parts_of(value, package)
+
+        return look(found, owned, follow)
 
     @staticmethod
     def put(owner: Any, name: str, value: Any) -> None:
@@ -149,15 +188,43 @@ class LearnerState:
             now.copy_(value)
 
 
-def _attributes_of(network: nn.Module, name: str) -> dict[str, Any]:
-    """Return what layers of a user's classes have besides parameters and buffers, by place; without
-    attributes whose names begin with `_`, and of networks whose memory `get_hidden_state` has."""
-    found, has_memory = dict[str, Any](), getattr(network, "is_recurrent", False)
-    for place, layer in () if has_memory else network.named_modules(prefix=name):
+def _parts_of(value: Any, package: str) -> Mapping[Any, Any] | None:
+    """Return what an object has that may change, by name: a network; what torch can save, such as
+    an optimiser; and objects of this package's classes. None: it is another one."""
+    modules = [kind.__module__ for kind in type(value).__mro__]
+    if isinstance(value, nn.Module):
+        return _parts_of_network(value)
+    if hasattr(value, "state_dict") and any(one.startswith("torch.") for one in modules):
+        return value.state_dict()
+    is_own = modules[0].partition(".")[0] == package and hasattr(value, "__dict__")
+    is_environment = any(module.startswith(FRAMEWORK) for module in modules)
+    return vars(value) if is_own and not is_environment else None
+
+
+def _parts_of_network(network: nn.Module) -> dict[str, Any]:
+    """Return parameters and buffers, and what layers of a user's classes have besides, by place;
+    without attributes whose names begin with `_`, and of networks whose memory `get_hidden_state`
+    has."""
+    found, has_memory = network.state_dict(), getattr(network, "is_recurrent", False)
+    for place, layer in () if has_memory else network.named_modules():
         own = {} if type(layer).__module__.startswith(LIBRARIES) else vars(layer)
         names = (key for key in own if key != "training" and not key.startswith("_"))
-        found |= {f"{place}.{key}": own[key] for key in names}
+        found |= {f"{place}.{key}".lstrip("."): own[key] for key in names}
     return found
+
+
+def _odd_type(tree: Any) -> str:
+    """Return a type in a state that checkpoints do not restore; empty: there is none."""
+    if type(tree) not in PLAIN:
+        return f"{type(tree).__module__}.{type(tree).__qualname__}"
+    items = tree.values() if isinstance(tree, dict) else tree
+    return next(filter(None, map(_odd_type, items)), "") if type(tree) in CONTAINERS else ""
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {tuple(value.shape)} of {value.dtype}"
+    return "a number or text" if isinstance(value, NUMBER) else type(value).__name__
 
 
 def on_cpu(tree: Any) -> Any:

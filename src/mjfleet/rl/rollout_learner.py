@@ -53,7 +53,7 @@ class RolloutLearner(Learner):
                 self.add_state(f"{name}_memory", per="env", get=network.get_hidden_state, set=put)
                 # The configuration does not know of a class of the user's that it has a memory.
                 self.config.check_rollouts(setup.env.num_envs, self.num_steps, by_env=True)
-        self.scratch("storage")
+        self.scratch("storage", "_after", "_networks")
 
     @classmethod
     def requires(cls, agent: AgentConfig, load: Load) -> str | None:
