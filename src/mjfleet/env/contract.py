@@ -44,7 +44,8 @@ class EnvContract(VecEnv, Generic[C]):
     """Largest action of either sign, a number or `(num_actions,)`, for what needs limits: SAC and
     mjfleet.gym. A task may set another in `setup`."""
     zero_is_home: bool = False
-    """Whether actions of 0 hold the robot in its home pose: SAC then begins with small actions."""
+    """Whether actions of 0 hold the robot in its home pose: SAC then begins with small actions, and
+    its critics are given them in units of the noise that is aimed at."""
     ends_on_failure: bool = True
     """Whether an episode ends where `terminated` is true. `play --no-terminations`: it does not."""
     command_override: bool = False

@@ -87,18 +87,17 @@ class Critics(MLPModel):
     """
 
     values: torch.Tensor
-    action_std: torch.Tensor
+    action_unit: torch.Tensor
 
     def __init__(
         self, obs: Any, obs_groups: dict[str, list[str]], num_actions: int,
-        hidden_dims: Sequence[int], atoms: int, support: float, action_std: float, count: int = 2,
+        hidden_dims: Sequence[int], atoms: int, support: float, action_unit: float, count: int = 2,
         **encoders: Any,
     ) -> None:  # fmt: skip
-        """Build `count` critics of observations, and of actions divided by their deviation."""
+        """Build `count` critics of observations, and of actions divided by `action_unit`."""
         super().__init__(obs, obs_groups, "critic", 1, [1], obs_normalization=True, **encoders)
         del self.mlp
-        # Noise is a small share of an action's limit: critics would be slow to tell actions apart.
-        self.register_buffer("action_std", torch.tensor(action_std))
+        self.register_buffer("action_unit", torch.tensor(action_unit))
         widths = widths_of(self._get_latent_dim() + num_actions, hidden_dims)
         shapes = list(pairwise([*widths, atoms]))
         made = [
@@ -114,7 +113,7 @@ class Critics(MLPModel):
         self, latent: torch.Tensor, actions: torch.Tensor, is_frozen: bool = False
     ) -> torch.Tensor:
         """Return logits `(count, samples, atoms)`; frozen: no gradient reaches the parameters."""
-        rows, last = torch.cat((latent, actions / self.action_std), dim=-1), len(self.weights) - 1
+        rows, last = torch.cat((latent, actions / self.action_unit), dim=-1), len(self.weights) - 1
         rows = rows.expand(len(self.weights[0]), -1, -1)
         for i, pair in enumerate(zip(self.weights, self.biases, strict=True)):
             weight, bias = (part.detach() for part in pair) if is_frozen else pair

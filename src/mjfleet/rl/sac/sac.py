@@ -50,9 +50,9 @@ class SAC(Learner):
         self.env, self.torch_threads, self._num_iterations = env, 1, agent.max_iterations
         obs = self._after = env.get_observations()
         self.actor = self.policy_of(env, agent, setup.load)
-        settings = config.critic_hidden_dims, config.num_atoms, config.support, config.target_std
-        kinds, actor = (Critics, SeeingCritics), self.actor
-        self.critic = build(kinds, env, agent, env.num_actions, *settings, actor=actor)
+        unit = config.target_std if env.zero_is_home else 1.0
+        sizes = env.num_actions, config.critic_hidden_dims, config.num_atoms, config.support, unit
+        self.critic = build((Critics, SeeingCritics), env, agent, *sizes, actor=self.actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         pair = self.target, self.critic
         targets, critics = ([p.detach() for p in one.parameters()] for one in pair)
