@@ -31,7 +31,7 @@ from mjfleet.rl.ranks.collectives import Collectives
 from mjfleet.rl.ranks.statistics import EpisodeWindow
 from mjfleet.rl.runner_hook import RunnerHook
 from mjfleet.rl.worker_phases import HeartbeatBase, Phase
-from mjfleet.sim.deferred import Deferred, first, read
+from mjfleet.sim.deferred import Deferred, read
 from mjfleet.utils.console import print_line
 
 HINT_ITERATION = 2  # The iteration after which a hint about short episodes is due.
@@ -193,7 +193,7 @@ class Runner:
             sim.deferred_warnings(),
             unread_losses,
             about_policy,
-            Deferred(self._guard.is_finite, first),
+            Deferred(self._guard.is_finite, all),
             checksum(self.alg),
         )
         collect, learn, evaluate = self._clock.take_seconds()

@@ -26,8 +26,3 @@ def read(*deferred: Deferred[Any]) -> list[Any]:
     flat = [value.numbers.reshape(-1).to(torch.float64) for value in deferred]
     numbers = iter(torch.cat(flat).tolist())
     return [value.decode(list(islice(numbers, value.numbers.numel()))) for value in deferred]
-
-
-def first(numbers: list[float]) -> float:
-    """Decode a single number."""
-    return numbers[0]
