@@ -134,11 +134,7 @@ class Iteration:
 
 
 def iterate(
-    task: str | type,
-    *,
-    name: str | None = None,
-    config: Config | None = None,
-    **changes: Any,
+    task: str | type, *, name: str | None = None, config: Config | None = None, **changes: Any
 ) -> Iterator[Iteration]:
     """Train with one worker in this process; yield each iteration. Leave the loop to stop.
 

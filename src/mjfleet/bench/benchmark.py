@@ -207,10 +207,7 @@ def run_benchmark(
     def save(result: Result) -> str:
         return result.write(folder, command, taken, machine | versions)
 
-    with (
-        StopRequest().installed(),
-        tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch,
-    ):
+    with StopRequest().installed(), tempfile.TemporaryDirectory(prefix="mjfleet-bench-") as scratch:
         result = measure(Setup(found, base, options, devices, Path(scratch), save), options)
     text = save(result)
     print_error(f"written: {folder / result.name}.json and .md")

@@ -6,12 +6,4 @@ from mjfleet.env.environment import Env
 from mjfleet.env.levels import Levels, evaluation_levels
 from mjfleet.env.timer import Timer
 
-__all__ = [
-    "Delay",
-    "Env",
-    "EnvShard",
-    "History",
-    "Levels",
-    "Timer",
-    "evaluation_levels",
-]
+__all__ = ["Delay", "Env", "EnvShard", "History", "Levels", "Timer", "evaluation_levels"]

@@ -52,13 +52,7 @@ from mjfleet.runs.run_json import (
     record_file,
     write_json,
 )
-from mjfleet.runs.run_lock import (
-    BRIEF_SECONDS,
-    LOCK_FILE,
-    REQUEUE_SECONDS,
-    is_locked,
-    lock_run,
-)
+from mjfleet.runs.run_lock import BRIEF_SECONDS, LOCK_FILE, REQUEUE_SECONDS, is_locked, lock_run
 from mjfleet.runs.start import Chosen
 from mjfleet.runs.task_snapshot import FOLDER, code_of, keep, snapshot_folder
 from mjfleet.utils.atomic_write import copy_atomically

@@ -43,9 +43,7 @@ class RunLock:
 
 
 def lock_run(
-    run_dir: Path,
-    patience: float = BRIEF_SECONDS,
-    clock: Callable[[], float] = time.monotonic,
+    run_dir: Path, patience: float = BRIEF_SECONDS, clock: Callable[[], float] = time.monotonic
 ) -> RunLock:
     """Lock a run directory or a group's folder; wait `patience` seconds for another process.
 

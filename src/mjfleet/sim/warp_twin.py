@@ -57,10 +57,7 @@ class WarpTwin:
         self._views: dict[View, list[tuple[Renderer, wp.Graph]]] = {}
 
     def images(
-        self,
-        view: View,
-        field: Callable[[str], torch.Tensor],
-        expanded: Mapping[str, torch.Tensor],
+        self, view: View, field: Callable[[str], torch.Tensor], expanded: Mapping[str, torch.Tensor]
     ) -> dict[ImageKind, torch.Tensor]:
         """Render a view.
 

@@ -59,8 +59,7 @@ def _seconds(time: str) -> int:
 
 
 TIMES = Rule(
-    lambda v: _seconds(v) > 2 * SAVE_SECONDS,
-    "HOURS:MM:SS, such as 24:00:00, more than 0:04:00",
+    lambda v: _seconds(v) > 2 * SAVE_SECONDS, "HOURS:MM:SS, such as 24:00:00, more than 0:04:00"
 )
 Time = Annotated[str | None, optional(TIMES)]
 

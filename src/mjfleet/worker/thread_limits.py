@@ -12,10 +12,7 @@ from mjfleet.utils.lasting_imports import lasting_imports
 from mjfleet.utils.mujoco_import import import_mujoco
 from mjfleet.utils.user_folders import have_user_folders
 
-THRESHOLDS = {
-    "MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1),
-}
+THRESHOLDS = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 2**31 - 1)}
 """mallopt(3)'s number and our value (bytes) of what an environment variable sets otherwise."""
 
 

@@ -7,13 +7,7 @@ import mujoco
 import numpy as np
 import torch
 
-from mjfleet.quaternions import (
-    conjugate,
-    from_rotation_vector,
-    multiply,
-    rotate,
-    rotation_vector,
-)
+from mjfleet.quaternions import conjugate, from_rotation_vector, multiply, rotate, rotation_vector
 
 
 class Bodies(NamedTuple):
