@@ -16,6 +16,7 @@ import torch
 from mjfleet.config import LaunchConfig, from_dict, to_dict
 from mjfleet.errors import UserError
 from mjfleet.rl.checkpoints.files import pack_checkpoint, read_checkpoint
+from mjfleet.runs.attempts import record_failed_start
 from mjfleet.runs.checkpoints import about
 from mjfleet.runs.named_run import NamedRun, Parent
 from mjfleet.runs.run_json import read_record, write_record
@@ -340,10 +341,13 @@ def test_a_restart_uses_the_code_of_the_last_attempt_with_as_trained_too(
     assert run(*command).returncode == 1
     _, last = read_record(tmp_path / "d")["attempts"]
     edit(task)
-    for words in ((), ("--as-trained",)):
-        start = run(*command, *words, "--dry-run", SLURM_RESTART_COUNT="1")
-        assert f"the code is d/task/{last['code']['hash'][:16]}" in start.stdout
-        assert "checkpoints/model_3.pt" in start.stdout
+    for _ in range(2):
+        for words in ((), ("--as-trained",)):
+            start = run(*command, *words, "--dry-run", SLURM_RESTART_COUNT="1")
+            assert f"the code is d/task/{last['code']['hash'][:16]}" in start.stdout, start.stderr
+            assert "checkpoints/model_3.pt" in start.stdout
+        # One that could not even start has no code.
+        record_failed_start(tmp_path / "d", command, "no luck", is_restart=True)
 
 
 def test_a_restart_that_cannot_be_planned_is_recorded_and_is_no_mistake(
