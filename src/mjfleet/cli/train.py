@@ -160,6 +160,8 @@ def configure(
         # The run has these in its configuration.
         config = replace(config, init_from=facts.init_from or config.init_from)
         config = replace(config, teacher=None if facts.teacher else config.teacher)
+        algorithm = config.agent.algorithm.for_run(recorded.agent.algorithm)
+        config = replace(config, agent=replace(config.agent, algorithm=algorithm))
     config = with_teacher(config, facts.teacher)
     if config.init_from and INIT_STD in typed:
         flag = INIT_STD.replace("_", "-")

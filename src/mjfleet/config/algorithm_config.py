@@ -115,6 +115,10 @@ class AlgorithmConfig(Checked, flags="agent.algorithm."):
         """Return the configuration for a run of this length, in steps of all environments."""
         return self
 
+    def for_run(self, begun: "AlgorithmConfig") -> "AlgorithmConfig":
+        """Return the configuration with what `for_length` decided when the run began."""
+        return self
+
     def check_rollouts(self, num_envs: int, steps: int, by_env: bool) -> None:
         """Raise UserError if a worker's rollouts cannot be learned from.
 

@@ -115,6 +115,11 @@ class SACConfig(AlgorithmConfig):
             return self
         return replace(self, updates_per_transition=1.0 if transitions <= SHORT_RUN else 0.25)
 
+    def for_run(self, begun: AlgorithmConfig) -> "SACConfig":
+        if self.updates_per_transition is not None or not isinstance(begun, SACConfig):
+            return self
+        return replace(self, updates_per_transition=begun.updates_per_transition)
+
     @property
     def mirrors_samples(self) -> bool:
         return self.symmetry_cfg is not None and self.symmetry_cfg.use_data_augmentation

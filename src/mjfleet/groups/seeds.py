@@ -53,6 +53,9 @@ def train_seeds(chosen: Chosen) -> int:
     )
     with StopRequest().installed():  # Finds mistakes before there is a folder.
         plan = make_plan(found, first, [choose_devices(first, os.environ)], start=NEW)
+    if not group:  # All have what their length decides now, also those that will be longer.
+        agent = replace(config.agent, algorithm=plan.config.agent.algorithm)
+        chosen = replace(chosen, config=replace(config, agent=agent))
     plan = name_files(plan, os.environ, datetime.now())
     if config.dry_run:
         print_line(f"seed group: {folder}, {len(shares)} runs at a time on {shares[0].size} each")

@@ -432,6 +432,25 @@ def test_a_run_goes_on_in_place_whether_its_replay_is_saved_or_not(
         assert [file.name for file in tmp_path.glob("it/checkpoints/rank*")] == files
 
 
+def test_what_the_length_of_a_run_decides_stays_where_a_file_leaves_it_open(
+    run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "it.yaml").write_text(
+        "env: {num_envs: 16}\n"
+        "agent: {algorithm: {name: sac, warm_up: 100, batch_size: 8, updates_per_transition: null}}"
+    )
+    words = "train", "cartpole-balance", "--config", "it.yaml", "--max-iterations"
+    done = run(*words, "2", "--seeds", "1", "--run-dir", "group")
+    assert done.returncode == 0, done.stderr
+    assert "updates_per_transition: 1.0" in (tmp_path / "group/config.yaml").read_text()
+    done = run("train", "--resume", "group", "--max-iterations", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    # A trial of a sweep goes on like this. As a new run it would be a long one.
+    done = run(*words, "6251", "--run-dir", "group/seed_1", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "updates" not in done.stdout
+
+
 def test_networks_are_taken_whatever_the_layers_of_ppo_would_be(tmp_path: Path) -> None:
     train(*begin(tmp_path, agent(1)))
     other = replace(agent(1), actor=ActorConfig(hidden_dims=(8,), activation="relu"))
