@@ -125,12 +125,7 @@ class BipedWeights(WeightsConfig, flags="env.weights."):
 class VelocityConfig(EnvConfig):
     """Control at 50 Hz in episodes of 20 s."""
 
-    num_envs: int = 1024
-    """Environments per worker; `mjfleet tune` measures which number trains fastest."""
     decimation: int = 4
-    """Physics steps per environment step; the action is held meanwhile."""
-    episode_seconds: float = 20.0
-    """Simulated seconds after which an episode times out."""
     action_scale: Positive = 0.5
     """Angle in rad by which an action of 1 moves a joint's target from the pose `home`."""
     largest_action: Positive = 2.0
@@ -196,10 +191,7 @@ class RoughVelocityConfig(VelocityConfig):
     terrain_seed: Annotated[int, between(0, MAX_COUNT)] = 0
     """Seed from which the ground is generated."""
     nconmax: int | None = 48
-    """Contacts per environment that the warp engine has room for."""
-    njmax: int | None = 256
-    """Constraint rows per environment that the warp engine has room for: twice what a short run
-    chooses, on the easier ground."""
+    njmax: int | None = 256  # Twice what a short run chooses, on the easier ground.
 
     def __post_init__(self) -> None:
         super().__post_init__()

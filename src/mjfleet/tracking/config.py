@@ -137,11 +137,8 @@ class TrackingConfig(EnvConfig):
     """Control at 50 Hz in episodes of 10 s."""
 
     num_envs: int = 4096
-    """Environments per worker; `mjfleet tune` measures which number trains fastest."""
     decimation: int = 4
-    """Physics steps per environment step; the action is held meanwhile."""
     episode_seconds: float = 10.0
-    """Simulated seconds after which an episode times out."""
     clips: Clips = ()
     """Clips to follow: files, folders, and weights, such as `walk.csv moves/ dance.npz=2`."""
     anchor: str = "torso"
