@@ -44,11 +44,11 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 MIGRATION = (REPOSITORY / "docs/migrate.md").read_text()
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z.-]*[a-z0-9]+(?!\.[a-z.-]*\*|[a-z-])")
 OTHERS = {
-    "--all-extras", "--bind-to", "--check", "--command", "--compile-bytecode", "--draws", "--extra",
-    "--figures", "--filename", "--flag", "--from", "--gpus-per-task", "--group", "--help",
-    "--help-all", "--inexact", "--kill-on-bad-exit", "--kills", "--local-addr", "--log-dir",
-    "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes", "--no-annotate",
-    "--no-deps", "--no-dev", "--no-emit-project", "--no-flag", "--no-header",
+    "--all-extras", "--bind-to", "--check", "--command", "--compile-bytecode", "--draws",
+    "--editable", "--extra", "--figures", "--filename", "--flag", "--from", "--gpus-per-task",
+    "--group", "--help", "--help-all", "--inexact", "--kill-on-bad-exit", "--kills", "--local-addr",
+    "--log-dir", "--logdir", "--master-addr", "--master-port", "--mjcf", "--nnodes",
+    "--no-annotate", "--no-deps", "--no-dev", "--no-emit-project", "--no-flag", "--no-header",
     "--no-install-recommends", "--node-rank", "--nodes", "--nproc-per-node", "--ntasks",
     "--ntasks-per-node", "--output", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id",
     "--require-hashes", "--rm", "--seconds", "--shm-size", "--shutdown-timeout", "--space",
