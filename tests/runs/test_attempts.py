@@ -329,7 +329,10 @@ def test_a_link_to_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", 12345, -1)
     (tmp_path / "d/checkpoints").symlink_to(tmp_path / "theirs")
-    with pytest.raises(UserError, match="checkpoints in it is a symbolic link"):
+    with pytest.raises(UserError, match="must lead to a folder of yours"):
+        check_run_folder(tmp_path / "d")
+    (tmp_path / "theirs").rmdir()
+    with pytest.raises(UserError, match="must lead to a folder of yours"):
         check_run_folder(tmp_path / "d")
 
 

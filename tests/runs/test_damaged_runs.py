@@ -154,7 +154,7 @@ def call(*words: str) -> tuple[int, str]:
         ("run.json", "pipe", "run.json: it is not a regular file"),
         ("config.yaml", "link", "config.yaml: it is not a regular file"),
         ("metrics.csv", "zero", "metrics.csv in it is a symbolic link"),
-        ("checkpoints", "loop", "checkpoints in it is a symbolic link"),
+        ("checkpoints", "loop", "must lead to a folder of yours"),
         ("videos", "socket", "videos in it is not a regular file"),
     ],
 )

@@ -184,6 +184,19 @@ def test_what_a_killed_process_has_left_is_removed_and_other_files_stay(tmp_path
     assert [*path.rglob(".x.123.tmp")] == [path / "mine/.x.123.tmp"]
 
 
+def test_what_is_in_the_way_of_an_attempt_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    begin(path).close()
+    (path / "config.yaml").unlink()
+    (path / "config.yaml").mkdir()
+    with pytest.raises(UserError, match=r"run/config\.yaml: Is a directory"):
+        resume(path, TASK.defaults())
+    (path / "config.yaml").rmdir()
+    (path / "attempts/2").touch()
+    with pytest.raises(UserError, match=r"run/attempts/2: File exists"):
+        resume(path, TASK.defaults())
+
+
 def test_a_finished_run_that_keeps_its_final_checkpoint_alone_is_done(tmp_path: Path) -> None:
     path = tmp_path / "run"
     begin(path).close()

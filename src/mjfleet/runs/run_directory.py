@@ -309,9 +309,11 @@ def check_run_folder(folder: Path) -> None:
     See `check_folder`.
     """
     checkpoints = folder / "checkpoints"
-    is_ours = checkpoints.is_symlink() and checkpoints.is_dir() and is_of_this_user(checkpoints)
-    check_folder(folder, checkpoints if is_ours else None)
-    if is_ours:
+    is_link = checkpoints.is_symlink()
+    if is_link and not (checkpoints.is_dir() and is_of_this_user(checkpoints)):
+        raise UserError(f"{checkpoints} is a symbolic link, which must lead to a folder of yours.")
+    check_folder(folder, checkpoints if is_link else None)
+    if is_link:
         check_folder(checkpoints)
 
 
