@@ -101,6 +101,12 @@ class LearnerState:
             if value is not None and first == one.first:
                 one.set(value)
 
+    def misfits(self, saved: Mapping[str, Any], per: Per) -> list[str]:
+        """Return the names of attributes of this kind that have another type or shape in what
+        `states` returned, as where a flag decides the length of a replay."""
+        own = [k for k, x in self._declared.items() if x.is_attribute and x.per == per]
+        return [k for k in own if k in saved and _kind(saved[k][1]) != self._kinds[k]]
+
     @property
     def remembers_much(self) -> bool:
         """Whether there are tensors of one rank, such as a replay."""

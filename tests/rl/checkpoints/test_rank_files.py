@@ -21,9 +21,11 @@ from .test_checkpoints import TASK, agent, load, train
 class Remembering(PPO):
     """Keeps the newest rewards and counts its updates."""
 
+    length = 4
+
     def __init__(self, *parts: Any, **settings: Any) -> None:
         super().__init__(*parts, **settings)
-        self.kept = self.add_state("kept", torch.zeros(4), per="rank")
+        self.kept = self.add_state("kept", torch.zeros(self.length), per="rank")
         self.updates = self.add_state("updates", 0, per="rank")
         self.average = self.add_state("average", torch.zeros(()))
 
@@ -35,9 +37,11 @@ class Remembering(PPO):
         return super().update()
 
 
-def begin(folder: Path, config: AgentConfig) -> tuple[Runner, Checkpointer]:
+def begin(
+    folder: Path, config: AgentConfig, kind: type[Remembering] = Remembering
+) -> tuple[Runner, Checkpointer]:
     def find(name: str, base: Any = None) -> Any:
-        return Remembering
+        return kind
 
     torch.manual_seed(1)
     runner = Runner(make_env(), config, "cpu", 1, find)
@@ -80,6 +84,31 @@ def test_without_its_file_it_begins_anew_with_one_line(fault: str, tmp_path: Pat
     assert lost.startswith("what the learner remembers on rank 0: rank0_2.pt")
     assert not runner.alg.kept.any()
     assert [row["iteration"] for row in train(runner, checkpointer)] == [3, 4]
+
+
+class Longer(Remembering):
+    length = 6
+
+
+def test_where_a_tensor_has_another_length_its_rank_begins_anew_with_one_line(
+    tmp_path: Path,
+) -> None:
+    train(*begin(tmp_path, remembering(2)))
+    runner, checkpointer = begin(tmp_path, remembering(4), Longer)
+    (lost,) = checkpointer.resume(tmp_path / "model_2.pt")
+    assert lost == "what the learner remembers on each rank: other shape of 'kept'"
+    # The counter of what is in it, too; what all ranks share is kept.
+    assert state_of(runner)[:2] == ([0.0] * 6, 0)
+    assert runner.alg.average
+    assert [row["iteration"] for row in train(runner, checkpointer)] == [3, 4]
+
+
+def test_it_begins_anew_with_the_environments_with_one_line(tmp_path: Path) -> None:
+    train(*begin(tmp_path, remembering(2)))
+    runner, checkpointer = begin(tmp_path, replace(remembering(4), seed=2))
+    lost = checkpointer.resume(tmp_path / "model_2.pt")
+    assert lost[1:] == ["what the learner remembers on each rank, which begins anew with them"]
+    assert state_of(runner)[:2] == ([0.0] * 4, 0)
 
 
 def test_the_checkpoint_before_the_newest_one_is_continued_with_one_line(tmp_path: Path) -> None:

@@ -205,6 +205,8 @@ class Checkpointer:
         why = "; ".join(f"{what} {then.get(what)}, now {now[what]}" for what in changed)
         why = "--no-save-worlds" if "sim" not in ranks[0] else why or "other state is declared"
         lost.append(f"environments and random states, which begin anew ({why})")
+        if runner.alg.values("rank"):
+            lost.append("what the learner remembers on each rank, which begins anew with them")
         return lost
 
     def _check(self, path: Path, state: dict[str, Any]) -> None:
@@ -294,7 +296,10 @@ class Checkpointer:
             lost += [f"what the learner remembers on {why}" for why in sorted(whys)]
             if isinstance(found, dict) and not whys:
                 remembered |= found
-        runner.alg.load_states(remembered, "rank", "env")
+        if changed := runner.alg.misfits(remembered, "rank"):
+            lost.append(f"what the learner remembers on each rank: other shape of {changed[0]!r}")
+        kinds: tuple[Any, ...] = ("env",) if changed else ("rank", "env")
+        runner.alg.load_states(remembered, *kinds)
         if runner.evaluator:
             runner.evaluator.load_state_dict(state.get("evaluation", {}))
         random_numbers.restore_random_states(state["random"], runner.device)
