@@ -41,7 +41,9 @@ def end_episodes(env: Any, *envs: int) -> None:
         lambda env: Delay(env, 1, *(0, 1.5)),  # pyright: ignore[reportArgumentType]
         lambda env: Timer(env, 2.0, 1.0),
         lambda env: Timer(env, -1.0, 1.0),
+        lambda env: Timer(env, *("1", 1.0)),  # pyright: ignore[reportArgumentType]
         lambda env: Levels(env, 0),
+        lambda env: Levels(env, *(2.5,)),  # pyright: ignore[reportArgumentType]
         lambda env: Levels(env, 3, 3),
     ],
 )

@@ -354,6 +354,11 @@ def test_a_camera_that_cannot_be_is_one_message(changed: dict[str, Any], text: s
     [
         ({"name": "eye"}, r"add_camera\('eye'\): a camera needs a name of its own."),
         ({"body": "crat"}, r"no body 'crat'; the model has: world, cart."),
+        (
+            {"pos": (0.0, 1.0)},
+            r"pos is \(0.0, 1.0\) and quat \(1.0, .*; they must be three numbers",
+        ),
+        ({"quat": (0.0, 0.0, 0.0, 0.0)}, "and four, not all of them 0"),
         ({"fovy": 180.0}, "fovy is 180.0; it must be between 0 and 180 degrees."),
     ],
 )

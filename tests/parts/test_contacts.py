@@ -239,7 +239,10 @@ def test_contacts_never_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> 
         ({"against": "wall"}, "'wall' matches nothing; there are body: world"),
         ({"against": "flo.*"}, r"'flo\.\*' matches nothing; there are body: world"),
         ({"samples": 4}, r"contacts/elastic has 1 .* keeps 4 .* samples=cfg.decimation, 10, or 0"),
-        ({"samples": -1}, "keeps -1 samples; let add_contacts"),
+        ({"samples": -1}, "samples is -1; it must be cfg.decimation or 0"),
+        ({"samples": 1.5}, "samples is 1.5; it must be cfg.decimation or 0"),
+        ({"names": []}, r"names is \[\]; it must be one or more expressions"),
+        ({"names": 3}, r"names is 3; it must be one or more expressions"),
         (
             {"label": "feet"},
             "call add_contacts in make_model, with this label; the sensors are: feet/e",

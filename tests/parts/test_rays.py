@@ -292,6 +292,11 @@ def test_a_video_shows_where_rays_hit(tmp_path: Path) -> None:
         ),
         ({"frame": None}, "None: no such site or body."),
         ({"pattern": (torch.zeros(2, 3), torch.eye(3)[:2] * torch.tensor([0, 1, 1]))}, "length 0"),
+        ({"pattern": 3}, r"pattern must be two tensors, \(rays, 3\), as of `grid`"),
+        ({"pattern": (torch.zeros(3), torch.ones(3))}, "pattern must be two tensors"),
+        ({"pattern": (torch.zeros(3, 3), torch.ones(2, 3))}, "pattern must be two tensors"),
+        ({"offset": (0.0, 1.0)}, r"offset is \(0.0, 1.0\); it must be three numbers"),
+        ({"alignment": "flat"}, "alignment is 'flat'; it must be one of: base, yaw, world"),
         ({"max_distance": 0.0}, r"max_distance is 0.0; it must be above 0"),
         ({"groups": (4, 5)}, r"no geom to hit is in the groups \(4, 5\); there are some in: 0, 1"),
         ({"groups": (0, 7)}, r"groups is \(0, 7\); it must be numbers of geom groups, 0 to 5"),
@@ -305,8 +310,11 @@ def test_what_cannot_be_is_one_message(change: dict[str, Any], message: str) -> 
     given = {"pattern": lidar([0.0]), "frame": "robot"} | HERE | change
     with pytest.raises(UserError, match=f"^RoomEnv: Rays on [^\n]*{message}[^\n]*$"):
         make(lambda env: Rays(env, **given))
-    with pytest.raises(UserError, match=r"spacing is -0\.1; it must be above 0"):
-        grid(1.0, 1.0, -0.1)
+    for edges in ((1.0, 1.0, -0.1), (-1.0, 1.0, 0.1), ("1", 1.0, 0.1)):
+        with pytest.raises(
+            UserError, match=r"grid\(.*\): the edges must be at least 0, the spacing"
+        ):
+            grid(*edges)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_robot_that_shares_a_group_with_the_floor_is_named_with_it() -> None:

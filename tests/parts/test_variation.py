@@ -237,6 +237,8 @@ WRONG: list[tuple[Arguments, str]] = [
     ({"mode": "multiply"}, "'multiply' must be one of: scale, add, set"),
     ({"when": "step"}, "'step' must be one of: start, reset"),
     ({"distribution": (1.0, 2.0, "gauss")}, "'gauss' must be one of: uniform, log, normal"),
+    ({"distribution": 0.5}, r"0.5 must be \(low, high\), or \(low, high, \"log\"\)"),
+    ({"distribution": ("0.5", "2")}, r"\('0.5', '2'\) must be \(low, high\)"),
     ({"distribution": (2.0, 1.0)}, "two finite numbers, the lower one first"),
     ({"distribution": (0.0, 1.0, "log")}, "must be above 0 for logarithms"),
     ({"names": "foot"}, "'foot' matches no geom of: arm, floor, hand, palm, runner, sled, world"),

@@ -33,7 +33,7 @@ class Levels:
             UserError: there is no level, or `start` is none of them.
         """
         levels = torch.as_tensor(start)
-        if count < 1 or not ((levels >= 0) & (levels < count)).all():
+        if not isinstance(count, int) or count < 1 or not ((levels >= 0) & (levels < count)).all():
             raise wrong_numbers(env, f"Levels({count}, {start})", "0 <= start < count")
         self._env, self._count = env, count
         if env.is_evaluation:

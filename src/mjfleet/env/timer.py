@@ -1,6 +1,7 @@
 """A timer that fires after random intervals and resets itself. Tasks make it in `setup`."""
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class Timer:
         Raises:
             UserError: they are not finite numbers from 0 up, the lower one first.
         """
-        if not 0 <= low <= high < math.inf:
+        if not all(isinstance(one, Real) for one in (low, high)) or not 0 <= low <= high < math.inf:
             raise wrong_numbers(env, f"Timer({low}, {high})", "finite, and 0 <= low <= high")
 
         def draw(mask: torch.Tensor) -> torch.Tensor:

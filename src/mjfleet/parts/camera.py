@@ -190,7 +190,8 @@ def add_camera(
         fovy: vertical field of view, degrees.
 
     Raises:
-        UserError: there is no such body, the name is taken, or `fovy` is not between 0 and 180.
+        UserError: there is no such body, the name is taken, `pos` or `quat` is none, or `fovy` is
+            not between 0 and 180.
     """
     what = f"add_camera({name!r})"
     if (owner := spec.body(body)) is None:
@@ -200,6 +201,9 @@ def add_camera(
         raise UserError(f"{what}: a camera needs a name of its own.")
     if not 0 < fovy < 180:
         raise UserError(f"{what}: fovy is {fovy}; it must be between 0 and 180 degrees.")
+    if np.shape(pos) != (3,) or np.shape(quat) != (4,) or not np.any(quat):
+        text = "they must be three numbers, and four, not all of them 0"
+        raise UserError(f"{what}: pos is {pos!r} and quat {quat!r}; {text}.")
     owner.add_camera(name=name, pos=pos, quat=quat, fovy=fovy)
 
 

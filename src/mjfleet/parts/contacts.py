@@ -47,6 +47,10 @@ def add_contacts(
             model, or the model has such sensors already.
     """
     what, found = f"add_contacts({label!r})", dict[str, tuple[mjtObj, str]]()
+    if not isinstance(names, (str, Sequence)) or not names:
+        raise UserError(f"{what}: names is {names!r}; it must be one or more expressions.")
+    if not isinstance(samples, int) or samples < 0:
+        raise UserError(f"{what}: samples is {samples!r}; it must be cfg.decimation or 0.")
     for pattern in [names] if isinstance(names, str) else names:
         for name, kind in _matches(spec, pattern, what).items():
             if name in found:

@@ -1,6 +1,7 @@
 """Rays from a robot to what is around it, and the height scan. Runs in a worker."""
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Literal
 
 import mujoco
@@ -34,10 +35,11 @@ def grid(length: float, width: float, spacing: float) -> Pattern:
         spacing: between points, m, or what is nearest to it and divides an edge.
 
     Raises:
-        UserError: `spacing` is not above 0.
+        UserError: an edge is below 0, or `spacing` is not above 0.
     """
-    if not spacing > 0:
-        raise UserError(f"grid: spacing is {spacing}; it must be above 0.")
+    numbers = length, width, spacing
+    if not (all(isinstance(one, Real) for one in numbers) and min(length, width) >= 0 < spacing):
+        raise UserError(f"grid{numbers}: the edges must be at least 0, the spacing above 0.")
     counts = ((edge, max(round(edge / spacing), edge > 0)) for edge in (length, width))
     x, y = (torch.linspace(-edge / 2, edge / 2, count + 1) for edge, count in counts)
     starts = torch.nn.functional.pad(torch.cartesian_prod(x, y), (0, 1))
@@ -94,15 +96,21 @@ class Rays:
                 its heading alone ("yaw"), or not at all ("world").
 
         Raises:
-            UserError: there is no such frame; `max_distance` is not above 0; a ray points nowhere;
-                `groups` has no geom, or one of the robot that the frame is part of.
+            UserError: there is no such frame or alignment; `max_distance` is not above 0; pattern
+                or offset have other shapes; a ray points nowhere; `groups` has no geom, or one of
+                the robot that the frame is part of.
         """
         self.sim = env.sim
         self.max_distance, self.miss = max_distance, miss
-        self._follows = FOLLOWS[alignment or self.default_alignment]
-        starts, directions = (part.float().cpu() for part in pattern)
-        lengths = directions.norm(dim=1, keepdim=True)
+        alignment = alignment or self.default_alignment
         try:
+            if alignment not in FOLLOWS:
+                options = ", ".join(FOLLOWS)
+                raise UserError(f"alignment is {alignment!r}; it must be one of: {options}.")
+            if np.shape(offset) != (3,):
+                raise UserError(f"offset is {offset!r}; it must be three numbers.")
+            starts, directions = _check_pattern(pattern)
+            lengths = directions.norm(dim=1, keepdim=True)
             if not max_distance > 0:
                 raise UserError(f"max_distance is {max_distance}; it must be above 0.")
             if not (lengths > 0).all():
@@ -112,6 +120,7 @@ class Rays:
         except UserError as error:
             kind = type(self).__name__
             raise UserError(f"{type(env).__name__}: {kind} on {frame!r}: {error}") from None
+        self._follows = FOLLOWS[alignment]
         x, y, z = offset
         starts = starts + torch.tensor((x, y, z)) + ASIDE
         self._local = torch.stack((starts, directions / lengths)).unsqueeze(1).to(self._position)
@@ -160,6 +169,15 @@ class HeightScan(Rays):
         starts, directions, distances, is_hit = self._cast()
         hits = starts[..., 2] + directions[..., 2] * distances
         return torch.where(is_hit, self._position[:, 2:] - hits, self.miss).float()
+
+
+def _check_pattern(pattern: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return starts and directions, float32 on the CPU; UserError if they are none."""
+    match pattern:
+        case [torch.Tensor() as starts, torch.Tensor() as directions]:
+            if starts.shape == directions.shape == (len(starts), 3):
+                return starts.float().cpu(), directions.float().cpu()
+    raise UserError("its pattern must be two tensors, (rays, 3), as of `grid` or `lidar`.")
 
 
 def _find(sim: Simulation, frame: str) -> tuple[int, torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import mujoco
@@ -196,6 +197,12 @@ def vary(
             number could be one that the field cannot have, or an engine cannot vary the field.
     """
     patterns = (names,) if isinstance(names, str) else tuple(names or ())
+    is_range = isinstance(distribution, (tuple, list)) and len(distribution) in (2, 3)
+    if not (is_range and all(isinstance(end, Real) for end in distribution[:2])):
+        raise UserError(
+            f"{type(env).__name__}: vary({field!r}, {names!r}): {distribution!r} must be "
+            '(low, high), or (low, high, "log") or (low, high, "normal").'
+        )
     low, high, shape = distribution if len(distribution) == 3 else (*distribution, "uniform")
     one = Variation(env, field, patterns, mode, low, high, shape, when, shared, together, [])
     if (facts := VARIED_FIELDS.get(field)) is None:
