@@ -26,8 +26,8 @@ from mjfleet.runs.task_snapshot import Snapshot, snapshot_of
 
 Look = Callable[..., tuple[Any, NamedRun]]
 NO_TASK = (
-    "the task comes first: `train <task> ...`, unless the file of --config or the run of --resume "
-    "or --run-dir names it. `train --help` lists tasks."
+    "the task comes first: `train <task> ...` or `mjfleet sweep <task> ...`, unless the file of "
+    "--config or the run of --resume or --run-dir names it. `mjfleet tasks` lists tasks."
 )
 NO_TASK_IN_FILE = (
     "--config {0} names no task: add a line such as `task: cartpole-balance`, or name the task "
