@@ -164,7 +164,7 @@ def test_a_class_of_a_program_or_of_python_is_of_no_task(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # As of a script.
     found = discover({}).find("cartpole-balance")
     assert not found.owns("__main__:Own")
-    assert found.modules(["__main__:Own"]) == {}
+    assert found.modules(["__main__:Own", "os:path", "sys:path"]) == {}
     with pytest.raises(UserError, match="sys has no `Own`"):
         found.load("sys:Own", object)
 

@@ -153,7 +153,7 @@ class FoundTask:
                     if not Path(places[0], *parts[1:]).is_dir():
                         parts.pop()
                     place, prefix = Path(places[0], *parts[1:]), "/".join((*parts, ""))
-                elif spec and spec.origin:
+                elif spec and spec.origin and spec.has_location:  # Python's own may be frozen.
                     found[f"{module}.py"] = Path(spec.origin)
             if place not in (None, self.folder):
                 found |= {f"{prefix}{file.name}": file for file in place.glob("*.py")}
@@ -177,7 +177,8 @@ class FoundTask:
                 f"task {self.name}: `{reference}` must be `module:name` with a module of the "
                 f"folder {self.folder}; there is no {module_name}.py in it."
             )
-        package, what = "", f"`{module_name}`, which is not in {self.folder},"
+        searched = ", ".join(map(str, (self.folder, *self.beside)))
+        package, what = "", f"`{module_name}`, which is not in {searched},"
         if place:
             package, what = f"{_import_package(place)}.", f"{module_name}.py"
         try:

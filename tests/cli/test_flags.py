@@ -268,9 +268,16 @@ TASKS = {"own": Task(summary="Own.", env=EnvConfig(), env_class="env:OwnEnv", ag
 @pytest.mark.parametrize(
     "flag", ["--agent.algorithm.name", "--agent.critic.class-name", "--agent.runner-hook"]
 )
-def test_a_dry_run_refuses_a_class_that_is_not_there(flag: str) -> None:
+def test_a_dry_run_refuses_a_class_that_is_not_there(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks").mkdir()
     for name, words in (
-        ("nope:Class", r"`nope`, .* cannot be imported:\nModuleNotFoundError: No module named"),
+        (
+            "nope:Class",
+            r"`nope`, .*/cartpole, .*tasks, cannot be imported:\nModuleNotFoundError: No",
+        ),
         ("pathlib:Path", "`pathlib:Path` must be a subclass of"),
     ):
         with pytest.raises(UserError, match=words):
