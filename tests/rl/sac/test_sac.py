@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from tensordict import TensorDict
@@ -28,8 +29,10 @@ from mjfleet.rl.checkpoints.initial_networks import take_networks
 from mjfleet.rl.divergence import DivergedError
 from mjfleet.rl.runner import Runner
 from mjfleet.rl.sac.networks import Critics, SquashedActor
+from mjfleet.rl.sac.seeing import limits_of
 from mjfleet.runs.config_yaml import from_file
 from mjfleet.runs.start import NEW
+from mjfleet.tools.export.policy_graph import compare, make_graph
 
 from ...conftest import Run
 from ...env.test_env import build_task
@@ -138,6 +141,22 @@ def test_a_policy_can_have_the_largest_entropy_that_is_aimed_at(tmp_path: Path) 
         _, log_probs = actor.sample(seen)
         found.append(-log_probs.mean().item())
     assert max(found) > runner.alg.target_entropy
+
+
+def test_an_exported_policy_acts_as_its_checkpoint_up_to_the_limits(tmp_path: Path) -> None:
+    env = build_task("go1-velocity-flat", "native", "cpu", num_envs=2)
+    seen, groups = env.get_observations(), {"actor": ["actor"]}
+    limit = limits_of(env)
+    actor: Any = SquashedActor(seen, groups, limit, (16,))
+    actor.mlp[-1].bias.data.fill_(20.0)
+    size = seen["actor"].shape[1]
+    graph = make_graph(actor, [size], "onnx", "{}")
+    difference, tolerated = compare(actor, [size], "onnx", graph)
+    assert difference <= tolerated <= 2e-5
+    session = onnxruntime.InferenceSession(graph)
+    found: Any = session.run(None, {"observations": seen["actor"].numpy()})[0]
+    assert len({*limit.tolist()}) > 1
+    assert found == pytest.approx(limit.expand(2, -1).numpy())
 
 
 @pytest.mark.parametrize("limit", [0.0, -1.0, math.inf, math.nan, torch.ones(3)])
