@@ -268,8 +268,9 @@ def test_a_lack_of_memory_in_a_restart_uses_one_restart_up(run: Run, tmp_path: P
     assert [row["iteration"] for row in rows(tmp_path / "d")] == [*map(str, range(1, 7))]
 
 
+@pytest.mark.parametrize("is_removed", [True, False])
 def test_a_signal_before_a_restart_leaves_a_finished_run_finished(
-    run: Run, start: Start, tmp_path: Path
+    run: Run, start: Start, tmp_path: Path, is_removed: bool
 ) -> None:
     task = write_task(tmp_path)
     edit(task)
@@ -280,8 +281,13 @@ def test_a_signal_before_a_restart_leaves_a_finished_run_finished(
     late = "import mjfleet.launch.restart_policy as policy; policy.FIRST_PAUSE_SECONDS = 600"
     process = start(*more, late=late)
     assert any("starting again in" in line for line in process.stdout)
+    if is_removed:
+        shutil.rmtree(tmp_path / "d")
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
+    if is_removed:
+        assert not (tmp_path / "d").exists()
+        return
     record = read_record(tmp_path / "d")
     assert [record["status"], *(one["status"] for one in record["attempts"])] == [
         "finished", "finished", "failed",

@@ -31,7 +31,8 @@ def wait_for_restart(run_dir: Path, max_restarts: int) -> int | None:
             print_line(f"starting again in {pause:g} s")
             time.sleep(pause)
     except Stopped as stopped:
-        if not read_record(run_dir)["attempts"][-1].get("is_undone"):  # It has changed nothing.
+        *_, last = read_record(run_dir).get("attempts") or [{"is_undone": True}]
+        if not last.get("is_undone"):  # It has changed something, and is still there.
             write_record(run_dir, status="stopped")
         return 128 + stopped.signal_number
     return None
