@@ -125,6 +125,24 @@ def test_what_changes_within_an_attribute_is_one_message(name: str, tmp_path: Pa
     assert not [*tmp_path.glob("model*")]
 
 
+@pytest.mark.parametrize("change", [add, lambda bias: bias.data.add_(1)])
+def test_a_network_that_no_checkpoint_holds_is_one_message_if_it_changes(
+    change: Callable[[torch.Tensor], object], tmp_path: Path
+) -> None:
+    class Frozen(Following):
+        def declare(self) -> None:
+            self.more, self.others = nn.Linear(1, 1), [nn.Linear(1, 1)]
+
+    class Hidden(Frozen):
+        def change(self) -> None:
+            change(self.more.bias)
+
+    train(*make(Frozen, tmp_path, 1))
+    words = r"Hidden\.more\.bias changes .* remembered, return `self\.more` from `networks\(\)`"
+    with pytest.raises(UserError, match=words):
+        train(*make(Hidden, tmp_path, 1))
+
+
 class Scheduled(Following):
     """Has a temperature that it learns, and schedules and objects with state."""
 

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
@@ -46,6 +47,8 @@ def _look_at(value: Any, owned: Collection[int], follow: Follow, depth: int = 0)
             found = type(value), value
         case torch.Tensor() if value.numel() and address(value) in owned:
             found = ()
+        case torch.nn.Parameter():  # By `parameter.data`, a change counts no version.
+            found = zlib.crc32(_bytes(value.detach()))
         case torch.Tensor():
             # It is held, so that no other gets its id. An inference tensor counts no versions.
             version = _bytes(value) if value.is_inference() else value._version

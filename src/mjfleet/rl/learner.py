@@ -149,7 +149,7 @@ class Learner(LearnerState, ABC):
         """Yield what may change: networks, gradients, optimisers and declared state."""
         yield from super().known()
         yield from (gradient.flat for gradient in self._gradients.values())
-        yield from self.optimizers().values()
+        yield from (*self.networks().values(), *self.optimizers().values())
         yield from (x for n in self.networks().values() for x in n.state_dict().values())
         for optimizer in self.optimizers().values():
             yield from device_optimizer.state_tensors(optimizer)

@@ -140,22 +140,31 @@ class LearnerState:
                     f"the state {name!r} of {who} was {self._kinds[name]} at first, and is {kind} "
                     "now, which would not be restored: let it keep type and shape."
                 )
+        derive = "derive the class from mjfleet.rl.algorithm.Algorithm and "
+        derive *= self.owner is not self
         for name in changes(self._look, self._look_now()):
-            own, _, of_network = name.partition(".")
-            base = "" if self.owner is self else " of mjfleet.rl.algorithm.Algorithm"
-            what, other = f"`self.{own} = self.add_state({own!r}, ...)` in `__init__`{base}", ""
-            what += ", and change a tensor in place"
-            if of_network:
-                what = "it into a buffer of a network among `networks()`, in place"
-                other = ", or begin the name of a layer's attribute with `_`"
-            elif not isinstance(vars(self.owner)[own], (*NUMBER, torch.Tensor, type(None))):
-                what = f"`self.add_state({own!r}, get=..., set=...)` in `__init__`{base}"
-                what += ", or return it from `networks()` or `optimizers()` if it is one of these"
             raise UserError(
-                f"{who}.{name} changes in an update, and is not declared. "
-                f"If it is to be remembered, write {what}. If it "
-                f"follows from other state, write `self.scratch({own!r})`{other}."
+                f"{who}.{name} changes in an update, and is not declared. If it is to be "
+                f"remembered, {derive}{self._declaration(name)}. If it follows from other state, "
+                f"{derive}write `self.scratch({name.partition('.')[0]!r})`."
             )
+
+    def _declaration(self, name: str) -> str:
+        """Return what to do about an attribute, or a part of one, that changes."""
+        own, _, of_network = name.partition(".")
+        value, add_state = vars(self.owner)[own], f"self.add_state({own!r}, "
+        if of_network and any(value is one for one in self.known()):
+            advice = "write it into a buffer of a network among `networks()`, in place; or, if it "
+            return f"{advice}can be computed, begin the name of a layer's attribute with `_`"
+        if of_network:
+            return f"return `self.{own}` from `networks()`, or from `modules()` of a PPO"
+        if value is None or isinstance(value, (*NUMBER, torch.Tensor)):
+            line = f"`self.{own} = {add_state}...)` in `__init__`"
+            return f"write {line}, and change a tensor in place"
+        line = f"`{add_state}get=..., set=...)` in `__init__`"
+        return (
+            f"write {line}, or return a network from `networks()`, an optimiser from `optimizers()`"
+        )
 
     def known(self) -> Iterator[Any]:
         """Yield tensors and other objects that may change, since checkpoints hold them."""
@@ -211,7 +220,8 @@ def _parts_of_network(network: nn.Module) -> dict[str, Any]:
     """Return parameters and buffers, and what layers of a user's classes have besides, by place;
     without attributes whose names begin with `_`, and of networks whose memory `get_hidden_state`
     has."""
-    found, has_memory = network.state_dict(), getattr(network, "is_recurrent", False)
+    found = network.state_dict(keep_vars=True)
+    has_memory = getattr(network, "is_recurrent", False)
     for place, layer in () if has_memory else network.named_modules():
         own = {} if type(layer).__module__.startswith(LIBRARIES) else vars(layer)
         names = (key for key in own if key != "training" and not key.startswith("_"))
