@@ -280,7 +280,7 @@ def test_every_flag_in_the_documentation_exists(
         "--env.payload",
         "--env.spread",
     }  # Fields.
-    known |= {"--agent.algorithm.target-kl", "--agent.algorithm.tau"}  # networks.md declares them.
+    known |= {f"--agent.algorithm.{name}" for name in ("target-kl", "tau", "replay-steps")}
     known |= flags("play", "cartpole-balance", "--help")
     parts = [
         "clip show",
