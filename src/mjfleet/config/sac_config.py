@@ -80,6 +80,10 @@ class SACConfig(AlgorithmConfig):
     """Values at which a critic predicts probabilities, as in FlashSAC."""
     support: Annotated[float, between(0.001, 1_000_000)] = 5.0
     """Largest scaled return that a critic can predict, as in FlashSAC."""
+    largest_return: Annotated[float, between(0.01, 1)] = 0.8
+    """Share of the support that the largest return so far takes, at most, once it is scaled."""
+    first_return_std: Annotated[float, between(0.001, 10)] = 0.1
+    """Deviation of the return that critics predict at first, as a share of the support."""
     learning_rate: Positive = 1e-3
     """Learning rate of actor, critics and temperature, at first; 0.0003 in FlashSAC."""
     learning_rate_end_factor: Annotated[float, between(0.001, 1)] = 0.1
@@ -92,11 +96,23 @@ class SACConfig(AlgorithmConfig):
     target_std: Annotated[float, between(0.001, 0.47)] = 0.15
     """Deviation of actions, as a share of their limits, whose entropy the temperature aims at, as
     in FlashSAC; above 0.47 hardly a policy has that entropy."""
+    log_std_min: float = -5.0
+    """Least logarithm of the policy's deviation before tanh, as in CleanRL's SAC."""
+    log_std_max: float = 2.0
+    """Greatest logarithm of the policy's deviation before tanh, as in CleanRL's SAC."""
+    first_actions: Annotated[float, between(0, 1)] = 0.01
+    """Factor of the weights of the policy's last layer at first, in tasks that say `zero_is_home`;
+    0 in FastSAC (arXiv:2512.01996)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         most = f"at most --agent.algorithm.replay-size, {self.replay_size}"
-        check(self, batch_size=Rule(lambda size: size <= self.replay_size, most))
+        more = f"more than --agent.algorithm.log-std-min, {self.log_std_min:g}"
+        check(
+            self,
+            batch_size=Rule(lambda size: size <= self.replay_size, most),
+            log_std_max=Rule(lambda bound: bound > self.log_std_min, more),
+        )
         symmetry = self.symmetry_cfg
         if symmetry and (symmetry.use_equivariant_networks or symmetry.use_mirror_loss):
             raise UserError(

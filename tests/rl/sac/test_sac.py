@@ -62,7 +62,7 @@ def begin(folder: Path, config: AgentConfig, capture: Any = None) -> tuple[Runne
 
 def make_critics(count: int = 2) -> Critics:
     seen = TensorDict({"critic": torch.zeros(1, 3)}, batch_size=[1])
-    return Critics(seen, {"critic": ["critic"]}, 1, (8,), 11, 5.0, 1.0, count)
+    return Critics(seen, {"critic": ["critic"]}, 1, (8,), 11, 5.0, 0.1, 1.0, count)
 
 
 def test_projected_probabilities_keep_their_sum_and_their_mean() -> None:
@@ -117,7 +117,7 @@ def test_a_frozen_critic_gives_the_same_and_gets_no_gradient() -> None:
 def test_log_probabilities_are_those_of_the_transformed_distribution() -> None:
     env = build_task(TASK, "native", "cpu", num_envs=8)
     groups, limit = {"actor": ["actor"]}, torch.full((env.num_actions,), 2.0)
-    actor = SquashedActor(env.get_observations(), groups, limit, (16,))
+    actor = SquashedActor(env.get_observations(), groups, limit, (16,), (-5.0, 2.0))
     latent = actor.get_latent(env.get_observations())
     mean, log_std = actor.moments(latent)
     torch.manual_seed(3)
@@ -147,7 +147,7 @@ def test_an_exported_policy_acts_as_its_checkpoint_up_to_the_limits(tmp_path: Pa
     env = build_task("go1-velocity-flat", "native", "cpu", num_envs=2)
     seen, groups = env.get_observations(), {"actor": ["actor"]}
     limit = limits_of(env)
-    actor: Any = SquashedActor(seen, groups, limit, (16,))
+    actor: Any = SquashedActor(seen, groups, limit, (16,), (-5.0, 2.0))
     actor.mlp[-1].bias.data.fill_(20.0)
     size = seen["actor"].shape[1]
     graph = make_graph(actor, [size], "onnx", "{}")

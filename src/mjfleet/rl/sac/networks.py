@@ -10,15 +10,6 @@ from rsl_rl.models import MLPModel
 from torch import nn
 from torch.nn import functional
 
-LOG_STD = -5.0, 2.0
-"""Bounds of the logarithm of the policy's deviation, before tanh."""
-
-FIRST_ACTIONS = 0.01
-"""Factor of the weights of the policy's last layer at first, where it begins with small actions."""
-
-FIRST_STD = 0.1
-"""Deviation of the return that critics predict at first, as a share of the support."""
-
 
 def widths_of(size: int, hidden_dims: Sequence[int]) -> list[int]:
     """Return the sizes of a network's input and hidden layers; -1 stands for the input's size."""
@@ -32,11 +23,15 @@ class SquashedActor(MLPModel):
 
     def __init__(
         self, obs: Any, obs_groups: dict[str, list[str]], limit: torch.Tensor,
-        hidden_dims: Sequence[int], is_small: bool = False, **encoders: Any,
+        hidden_dims: Sequence[int], log_std: tuple[float, float], first_actions: float = 1.0,
+        **encoders: Any,
     ) -> None:  # fmt: skip
         """Build the network.
 
-        `limit` `(num_actions,)` is the largest action; `is_small`: an untrained policy's are small.
+        Args:
+            limit: the largest action, `(num_actions,)`.
+            log_std: bounds of the logarithm of the deviation before tanh.
+            first_actions: factor of the weights of the last layer.
         """
         sizes = 2 * len(limit), list(hidden_dims)
         super().__init__(obs, obs_groups, "actor", *sizes, obs_normalization=True, **encoders)
@@ -45,8 +40,9 @@ class SquashedActor(MLPModel):
             layers += [nn.Linear(size, following), nn.LayerNorm(following), nn.SiLU()]
         self.mlp = nn.Sequential(*layers, nn.Linear(widths[-1], 2 * len(limit)))
         for parameter in self.mlp[-1].parameters():
-            parameter.data.mul_(FIRST_ACTIONS if is_small else 1.0)
+            parameter.data.mul_(first_actions)
         self.register_buffer("limit", limit)
+        self._log_std = log_std
 
     def forward(
         self,
@@ -66,7 +62,7 @@ class SquashedActor(MLPModel):
     def moments(self, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and logarithm of the deviation before tanh, `(samples, num_actions)` each."""
         mean, raw = self.mlp(latent).chunk(2, dim=-1)
-        low, high = LOG_STD
+        low, high = self._log_std
         return mean, low + (high - low) * (0.5 + 0.5 * torch.tanh(raw))
 
     def sample(self, latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,10 +87,13 @@ class Critics(MLPModel):
 
     def __init__(
         self, obs: Any, obs_groups: dict[str, list[str]], num_actions: int,
-        hidden_dims: Sequence[int], atoms: int, support: float, action_unit: float, count: int = 2,
-        **encoders: Any,
+        hidden_dims: Sequence[int], atoms: int, support: float, first_std: float,
+        action_unit: float, count: int = 2, **encoders: Any,
     ) -> None:  # fmt: skip
-        """Build `count` critics of observations, and of actions divided by `action_unit`."""
+        """Build `count` critics of observations, and of actions divided by `action_unit`.
+
+        They predict returns with a deviation of `first_std` of the support at first.
+        """
         super().__init__(obs, obs_groups, "critic", 1, [1], obs_normalization=True, **encoders)
         del self.mlp
         self.register_buffer("action_unit", torch.tensor(action_unit))
@@ -107,7 +106,7 @@ class Critics(MLPModel):
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(count, 1, n)) for _, n in shapes)
         self.register_buffer("values", torch.linspace(-support, support, atoms))
         # A wide distribution takes 1 / (tau * (1 - gamma)) updates to become narrow.
-        self.biases[-1].data -= 0.5 * (self.values / (FIRST_STD * support)).square()
+        self.biases[-1].data -= 0.5 * (self.values / (first_std * support)).square()
 
     def logits(
         self, latent: torch.Tensor, actions: torch.Tensor, is_frozen: bool = False

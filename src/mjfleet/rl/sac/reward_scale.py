@@ -5,9 +5,6 @@ import torch
 from mjfleet.rl.learner import Learner
 from mjfleet.rl.ranks.collectives import Collectives
 
-HEADROOM = 0.8
-"""Share of the critics' support that the largest return so far takes, once it is scaled."""
-
 
 class RewardScale:
     """The deviation of returns, or their largest size as a share of the critics' support.
@@ -18,7 +15,7 @@ class RewardScale:
     def __init__(self, learner: Learner, num_envs: int) -> None:
         """Begin with a scale of 1, and declare what is remembered as state of the learner."""
         config, device = learner.config, learner.device
-        self._gamma, self._largest = config.gamma, HEADROOM * config.support
+        self._gamma, self._largest = config.gamma, config.largest_return * config.support
         self.returns = torch.zeros(num_envs, device=device)
         """The discounted sum of past rewards of each environment's episode."""
         self.moments = torch.zeros(4, dtype=torch.float64, device=device)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -25,11 +25,10 @@ from mjfleet.rl.normalizers import add_samples
 from mjfleet.rl.sac.captured_adam import CapturedAdam
 from mjfleet.rl.sac.losses import ONE_STEP, Losses, describe_actions
 from mjfleet.rl.sac.mirrored_half import MirroredHalf
-from mjfleet.rl.sac.networks import Critics, SquashedActor
 from mjfleet.rl.sac.pink_noise import PinkNoise
 from mjfleet.rl.sac.replay import Replay, Samples
 from mjfleet.rl.sac.reward_scale import RewardScale
-from mjfleet.rl.sac.seeing import SeeingActor, SeeingCritics, build, limits_of
+from mjfleet.rl.sac.seeing import build_actor, build_critics
 from mjfleet.sim.deferred import Deferred
 from mjfleet.sim.device_memory import free_memory
 from mjfleet.utils.console import print_line
@@ -50,9 +49,7 @@ class SAC(Learner):
         self.env, self.torch_threads, self._num_iterations = env, 1, agent.max_iterations
         obs = self._after = env.get_observations()
         self.actor = self.policy_of(env, agent, setup.load)
-        unit = config.target_std if env.zero_is_home else 1.0
-        sizes = env.num_actions, config.critic_hidden_dims, config.num_atoms, config.support, unit
-        self.critic = build((Critics, SeeingCritics), env, agent, *sizes, actor=self.actor)
+        self.critic = build_critics(env, agent, self.actor)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         pair = self.target, self.critic
         targets, critics = ([p.detach() for p in one.parameters()] for one in pair)
@@ -100,8 +97,7 @@ class SAC(Learner):
 
     @classmethod
     def policy_of(cls, env: Env[Any], agent: AgentConfig, load: Load) -> Any:
-        sizes = limits_of(env), cast(SACConfig, agent.algorithm).actor_hidden_dims, env.zero_is_home
-        return build((SquashedActor, SeeingActor), env, agent, *sizes)
+        return build_actor(env, agent)
 
     def _make_replay(self, observed: dict[str, torch.Tensor]) -> Replay:
         """Allocate the replay of these groups; UserError if it is too small or too large."""

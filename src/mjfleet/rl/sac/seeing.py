@@ -22,7 +22,25 @@ class SeeingCritics(Critics, CNNModel):
     """Critics that also observe images, by convolutions."""
 
 
-def build(
+def build_actor(env: Env[Any], agent: AgentConfig) -> Any:
+    """Return the policy; UserError as for `_build`."""
+    config: Any = agent.algorithm
+    first = config.first_actions if env.zero_is_home else 1.0
+    sizes = limits_of(env), config.actor_hidden_dims, (config.log_std_min, config.log_std_max)
+    return _build((SquashedActor, SeeingActor), env, agent, *sizes, first)
+
+
+def build_critics(env: Env[Any], agent: AgentConfig, actor: MLPModel) -> Any:
+    """Return the critics of a policy; UserError as for `_build`."""
+    config: Any = agent.algorithm
+    sizes = env.num_actions, config.critic_hidden_dims, config.num_atoms, config.support
+    # Around a home pose, noise is a small share of a limit: critics would hardly see it.
+    unit = config.target_std if env.zero_is_home else 1.0
+    more = config.first_return_std, unit
+    return _build((Critics, SeeingCritics), env, agent, *sizes, *more, actor=actor)
+
+
+def _build(
     kinds: tuple[type[MLPModel], type[CNNModel]], env: Env[Any], agent: AgentConfig, *sizes: Any,
     actor: MLPModel | None = None,
 ) -> Any:  # fmt: skip
