@@ -4,7 +4,7 @@ import pickle
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
@@ -12,21 +12,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-DEPTH = 4
-"""Containers and objects within each other that are followed."""
-Follow = Callable[[Any], Mapping[Any, Any] | None]
 
-
-def look(
-    values: Mapping[str, Any], owned: Collection[int] = (), follow: Follow = lambda _: None
-) -> dict[str, Any]:
+def look(values: Mapping[str, Any], owned: Collection[int] = ()) -> dict[str, Any]:
     """Return, by name, what stays equal until the value changes; NotImplemented: it is not seen.
 
     Tensors, arrays, numbers, text and random generators are seen, also in a list, tuple, set, deque
-    or dictionary. `owned` are addresses of memory that may change. `follow` returns the parts of
-    another object by name, or None: then it is not seen.
+    or dictionary. No other object is followed. `owned` are addresses of memory that may change.
     """
-    return {name: _look_at(value, owned, follow) for name, value in values.items()}
+    return {name: _look_at(value, owned) for name, value in values.items()}
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -40,8 +33,8 @@ def address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _look_at(value: Any, owned: Collection[int], follow: Follow, depth: int = 0) -> Any:
-    found, more = NotImplemented, (owned, follow, depth + 1)
+def _look_at(value: Any, owned: Collection[int], depth: int = 0) -> Any:
+    found = NotImplemented
     match value:
         case bool() | int() | float() | str() | bytes() | None | Enum():
             found = type(value), value
@@ -59,14 +52,12 @@ def _look_at(value: Any, owned: Collection[int], follow: Follow, depth: int = 0)
             found = _bytes(value.get_state())
         case np.random.Generator() | np.random.RandomState() | random.Random():
             found = pickle.dumps(value)
-        case dict() | TensorDict() if depth < DEPTH:
-            found = {key: _look_at(item, *more) for key, item in value.items()}
-        case list() | tuple() | deque() if depth < DEPTH:
-            found = [_look_at(item, *more) for item in value]
+        case dict() | TensorDict() if depth == 0:
+            found = {key: _look_at(item, owned, 1) for key, item in value.items()}
+        case list() | tuple() | deque() if depth == 0:
+            found = [_look_at(item, owned, 1) for item in value]
         case set() | frozenset():
             found = set(value)
-        case _ if depth < DEPTH and (parts := follow(value)) is not None:
-            found = {key: _look_at(item, *more) for key, item in parts.items()}
     return found
 
 

@@ -17,7 +17,7 @@ from mjfleet.rl.device.graph_capture import Capture
 from mjfleet.rl.learner_state import LearnerState
 from mjfleet.rl.networks import build_networks
 from mjfleet.rl.ranks.collectives import Collectives
-from mjfleet.rl.ranks.gradients import FlatGradient
+from mjfleet.rl.ranks.gradients import SharedGradients
 from mjfleet.sim.deferred import Deferred
 
 Load = Callable[..., Any]
@@ -56,7 +56,7 @@ class Step(NamedTuple):
     """Where it ended without a failure, `(num_envs,)`, bool."""
 
 
-class Learner(LearnerState, ABC):
+class Learner(LearnerState, SharedGradients, ABC):
     """An algorithm with its networks, on one rank. Every rank has one.
 
     The runner calls `begin` once; then, for each iteration, `act` and `record` for each of
@@ -81,9 +81,7 @@ class Learner(LearnerState, ABC):
     def __init__(self, setup: Setup) -> None:
         LearnerState.__init__(self)
         self.config: Any = setup.agent.algorithm
-        self.collectives = setup.collectives
-        self.is_distributed = self.collectives.world_size > 1
-        self._gradients: dict[tuple[str, ...], FlatGradient] = {}
+        SharedGradients.__init__(self, setup.collectives)
         self.device = setup.device
         self.num_steps, self.torch_threads = setup.agent.num_steps_per_env, setup.num_threads
         self.beat: Callable[[], object] = lambda: None
@@ -148,35 +146,11 @@ class Learner(LearnerState, ABC):
     def known(self) -> Iterator[Any]:
         """Yield what may change: networks, gradients, optimisers and declared state."""
         yield from super().known()
-        yield from (gradient.flat for gradient in self._gradients.values())
+        yield from self.flat_gradients()
         yield from (*self.networks().values(), *self.optimizers().values())
         yield from (x for n in self.networks().values() for x in n.state_dict().values())
         for optimizer in self.optimizers().values():
             yield from device_optimizer.state_tensors(optimizer)
-
-    def gradient_of(self, *names: str) -> FlatGradient:
-        """Return the flat gradient of the optimisers with these names; without names, of all."""
-        if names not in self._gradients:
-            groups = [g for n, x in self.optimizers().items() for g in x.param_groups
-                      if n in names or not names]  # fmt: skip
-            self._gradients[names] = FlatGradient(p for group in groups for p in group["params"])
-        return self._gradients[names]
-
-    def reduce_parameters(self, *names: str) -> None:
-        """Average gradients over the ranks, in one all-reduce; for the names see `gradient_of`.
-
-        A parameter that has no gradient on a rank counts as zero there.
-        """
-        if self.is_distributed:
-            self.gradient_of(*names).average(self.collectives)
-
-    def descend(self, loss: torch.Tensor, name: str) -> None:
-        """Take a step of an optimiser down the gradient of a loss, averaged over the ranks."""
-        optimizer = self.optimizers()[name]
-        optimizer.zero_grad()
-        loss.backward()
-        self.reduce_parameters(name)
-        optimizer.step()
 
     def train_mode(self, is_training: bool = True) -> None:
         """Put the networks into training mode or evaluation mode."""

@@ -11,6 +11,7 @@ from torch import nn
 
 from mjfleet.env.undeclared_changes import address, changes, look
 from mjfleet.errors import UserError
+from mjfleet.rl.device.optimizer import state_tensors
 
 Per = Literal["run", "rank", "env"]
 KINDS: tuple[Per, ...] = get_args(Per)
@@ -151,8 +152,9 @@ class LearnerState:
 
     def _declaration(self, name: str) -> str:
         """Return what to do about an attribute, or a part of one, that changes."""
-        own, _, of_network = name.partition(".")
+        own = name.partition(".")[0]
         value, add_state = vars(self.owner)[own], f"self.add_state({own!r}, "
+        of_network = isinstance(value, nn.Module)
         if of_network and any(value is one for one in self.known()):
             advice = "write it into a buffer of a network among `networks()`, in place; or, if it "
             return f"{advice}can be computed, begin the name of a layer's attribute with `_`"
@@ -181,15 +183,12 @@ class LearnerState:
         for name, value in vars(self.owner).items():
             if name in self._scratch or name in self._declared:
                 continue
-            if isinstance(value, nn.Module):
-                found |= {f"{name}.{key}": x for key, x in _parts_of_network(value).items()}
-            else:
+            parts = _parts_of(value, package)
+            if parts is None:
                 found[name] = value
-
-        def follow(value: Any) -> Mapping[Any, Any] | None:
-            return {} if any(value is one for one in known) else _parts_of(value, package)
-
-        return look(found, owned, follow)
+            elif isinstance(value, nn.Module) or all(value is not one for one in known):
+                found |= {f"{name}.{key}": part for key, part in parts.items()}
+        return look(found, owned)
 
     @staticmethod
     def put(owner: Any, name: str, value: Any) -> None:
@@ -204,13 +203,15 @@ class LearnerState:
 
 
 def _parts_of(value: Any, package: str) -> Mapping[Any, Any] | None:
-    """Return what an object has that may change, by name: a network; what torch can save, such as
-    an optimiser; and objects of this package's classes. None: it is another one."""
-    modules = [kind.__module__ for kind in type(value).__mro__]
+    """Return what an attribute's object has that may change, by name: a network, an optimiser, a
+    schedule, or an object of this package's classes. None: it is another one."""
     if isinstance(value, nn.Module):
         return _parts_of_network(value)
-    if hasattr(value, "state_dict") and any(one.startswith("torch.") for one in modules):
+    if isinstance(value, torch.optim.Optimizer):
+        return dict(enumerate(state_tensors(value)))
+    if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
         return value.state_dict()
+    modules = [kind.__module__ for kind in type(value).__mro__]
     is_own = modules[0].partition(".")[0] == package and hasattr(value, "__dict__")
     is_environment = any(module.startswith(FRAMEWORK) for module in modules)
     return vars(value) if is_own and not is_environment else None

@@ -1,6 +1,7 @@
 """Flat buffers for gradients, each averaged by one all-reduce. Runs in a worker."""
 
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -60,3 +61,43 @@ class FlatGradient:
         self.attach()
         collectives.all_reduce(self.flat)
         self.flat /= collectives.world_size
+
+
+class SharedGradients:
+    """Averages the gradients of a learner's optimisers over the ranks."""
+
+    def __init__(self, collectives: Collectives) -> None:
+        self.collectives = collectives
+        self.is_distributed = collectives.world_size > 1
+        self._gradients: dict[tuple[str, ...], FlatGradient] = {}
+
+    @abstractmethod
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Return the optimisers by name."""
+
+    def gradient_of(self, *names: str) -> FlatGradient:
+        """Return the flat gradient of the optimisers with these names; without names, of all."""
+        if names not in self._gradients:
+            groups = [g for n, x in self.optimizers().items() for g in x.param_groups
+                      if n in names or not names]  # fmt: skip
+            self._gradients[names] = FlatGradient(p for group in groups for p in group["params"])
+        return self._gradients[names]
+
+    def reduce_parameters(self, *names: str) -> None:
+        """Average gradients over the ranks, in one all-reduce; for the names see `gradient_of`.
+
+        A parameter that has no gradient on a rank counts as zero there.
+        """
+        if self.is_distributed:
+            self.gradient_of(*names).average(self.collectives)
+
+    def descend(self, loss: torch.Tensor, name: str) -> None:
+        """Take a step of an optimiser down the gradient of a loss, averaged over the ranks."""
+        optimizer = self.optimizers()[name]
+        optimizer.zero_grad()
+        loss.backward()
+        self.reduce_parameters(name)
+        optimizer.step()
+
+    def flat_gradients(self) -> Iterator[torch.Tensor]:
+        yield from (gradient.flat for gradient in self._gradients.values())
