@@ -11,7 +11,6 @@ from tensordict import TensorDict
 
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.errors import UserError
-from mjfleet.rl.build_algorithm import build_algorithm
 from mjfleet.rl.checks.rollout_guard import RolloutGuard
 from mjfleet.rl.learner import Setup
 from mjfleet.rl.networks import build_networks, image_dtypes, make_storage
@@ -122,7 +121,7 @@ def test_grpo_learns_the_encoder_of_its_actor_although_it_learns_no_critic() -> 
     learning = {"name": "grpo", "group_size": 4, "share_cnn_encoders": True}
     config = agent(algorithm=learning)
     setup = Setup(env_with(bytes_like(3, 9, 9)), config, "cpu", 1, str, Collectives())
-    alg: Any = build_algorithm(PPO, setup)
+    alg: Any = PPO(setup)
     assert all(p.requires_grad for p in alg.actor.parameters())
 
 

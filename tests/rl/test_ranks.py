@@ -21,7 +21,6 @@ from mjfleet.config.agent_config import TeacherConfig
 from mjfleet.env import Env, EnvShard
 from mjfleet.loggers.logger import Row
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.rl.build_algorithm import build_algorithm
 from mjfleet.rl.checkpoints.contents import Checkpointer
 from mjfleet.rl.checks.replicas import OutOfStepError
 from mjfleet.rl.divergence import DivergedError
@@ -90,7 +89,7 @@ class Ranks:
             alg: Any = algorithms.PPO.construct_algorithm(first, env, cfg, "cpu")
         else:
             setup = Setup(env, config, "cpu", 1, FOUND.load, self.collectives)
-            alg = build_algorithm(kind, setup)
+            alg = kind(setup)
         alg.train_mode()
         self.env = env
         torch.manual_seed(100 + self.rank)

@@ -15,7 +15,6 @@ from tensordict import TensorDict
 from mjfleet.config import AgentConfig, from_dict
 from mjfleet.config.unused_fields import unused_fields
 from mjfleet.rl.algorithm import Algorithm
-from mjfleet.rl.build_algorithm import build_algorithm
 from mjfleet.rl.device.graph_capture import Capture
 from mjfleet.rl.learner import Learner, Setup, Step
 from mjfleet.rl.minibatches import Minibatch
@@ -127,7 +126,7 @@ def learn(
             stock = rsl_rl_config(config, load) | {"multi_gpu": None}
             alg = algorithms.PPO.construct_algorithm(first, env, stock, "cpu")
         else:
-            alg = build_algorithm(kind, Setup(env, config, "cpu", 1, load, Collectives(), capture))
+            alg = kind(Setup(env, config, "cpu", 1, load, Collectives(), capture))
         alg.train_mode()
     is_learner = isinstance(alg, Learner)
     for update in range(updates):
