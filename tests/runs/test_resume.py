@@ -277,7 +277,7 @@ def test_a_run_continues_in_its_own_directory(run: Run, tmp_path: Path) -> None:
     older = f"{run_dir.relative_to(tmp_path)}/checkpoints/model_2.pt"
     result = run("train", TASK, "--resume", older, "--video-interval", "6")
     assert result.returncode == 0, result.stderr
-    assert "2 of 6 iterations are done, 4 are left" in result.stdout
+    assert "2 of 6 iterations are done, 4 to go" in result.stdout
     (replaced,) = (run_dir / "checkpoints").glob("replaced_*")
     assert {path.name for path in replaced.iterdir()} == {"model_4.pt", "model_6.pt", "metrics.csv"}
     again = rows(run_dir)

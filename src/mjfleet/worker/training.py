@@ -86,7 +86,7 @@ def restore(
         return take_networks(runner, path, state, config.init_from or path.name)
     notes = [f"not kept: {what}" for what in checkpointer.resume(path, state, in_place)]
     begun, total = runner.current_learning_iteration, config.agent.max_iterations
-    return [f"{begun} of {total} iterations are done, {total - begun} are left", *notes]
+    return [f"{begun} of {total} iterations are done, {total - begun} to go", *notes]
 
 
 def train_and_log(
