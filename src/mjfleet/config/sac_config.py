@@ -96,9 +96,9 @@ class SACConfig(AlgorithmConfig):
     target_std: Annotated[float, between(0.001, 0.47)] = 0.15
     """Deviation of actions, as a share of their limits, whose entropy the temperature aims at, as
     in FlashSAC; above 0.47 hardly a policy has that entropy."""
-    log_std_min: float = -5.0
+    log_std_min: Annotated[float, between(-20, 10)] = -5.0
     """Least logarithm of the policy's deviation before tanh, as in CleanRL's SAC."""
-    log_std_max: float = 2.0
+    log_std_max: Annotated[float, between(-20, 10)] = 2.0
     """Greatest logarithm of the policy's deviation before tanh, as in CleanRL's SAC."""
     first_actions: Annotated[float, between(0, 1)] = 0.01
     """Factor of the weights of the policy's last layer at first, in tasks that say `zero_is_home`;

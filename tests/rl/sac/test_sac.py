@@ -504,6 +504,8 @@ def test_its_numbers_are_flags_and_those_of_networks_that_it_lacks_are_refused(
         assert (done.returncode, "has no effect" in done.stderr) == (2, True), done.stderr
     for flag, value, allowed in (
         ("target-std", "0.48", "between 0.001 and 0.47"),
+        ("log-std-min", "-inf", "between -20 and 10"),
+        ("log-std-max", "-5", "more than --agent.algorithm.log-std-min, -5"),
         ("tau", "0", "above 0, at most 1"),
         ("updates-per-transition", "1e9", "greater than 0, at most 100"),
         ("batch-size", "1000001", "at most --agent.algorithm.replay-size, 1000000"),
