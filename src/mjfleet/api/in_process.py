@@ -42,7 +42,7 @@ OF_TRAIN = frozenset(field.name for field in fields(LaunchConfig)) - {
 }
 """Fields of the configuration that have no meaning for one worker in this process."""
 OF_LEARNING = frozenset({"init_from", "log_root", "numa", "total_steps"})
-"""Those that have none for an environment alone."""
+"""Fields of TrainConfig that do nothing for an environment alone."""
 
 
 def make(

@@ -20,11 +20,11 @@ class Policy:
     """
 
     def __init__(self, run: str, device: str) -> None:
-        """Read the policy of a run directory or a checkpoint; UserError if the device is none."""
+        """Read the policy of a run directory or a checkpoint; UserError if `device` is none of torch."""
         try:
             place = torch.device(device)
             torch.empty(0, device=place)
-        # Of a torch without CUDA, it is an AssertionError.
+        # A torch without CUDA raises AssertionError.
         except (RuntimeError, TypeError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
             raise UserError(f"device is {device!r}, and torch says: {reason}") from None

@@ -133,7 +133,7 @@ def _build(kind: type[T], default: T | None, data: Mapping[str, Any], path: str)
 
 
 def convert(hint: Any, value: Any, default: Any, path: str) -> Any:
-    """Return plain data as a value of the type `hint`; UserError, which calls it `path`, if none.
+    """Convert plain data to the type `hint`; UserError, which calls it `path`, if it does not fit.
 
     A dictionary changes the fields of the `default`, if that is a dataclass.
     """

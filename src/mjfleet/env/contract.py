@@ -73,7 +73,7 @@ class EnvContract(VecEnv, Generic[C]):
         """Return the path of `model_file`.
 
         Raises:
-            UserError: there is none, it is no text, its package is not installed, or MuJoCo
+            UserError: there is none, it is not text, its package is not installed, or MuJoCo
                 Menagerie has no such robot, or can neither be found nor fetched.
         """
         if not hasattr(cls, "model_file"):

@@ -190,8 +190,8 @@ def add_camera(
         fovy: vertical field of view, degrees.
 
     Raises:
-        UserError: there is no such body, the name is taken, `pos` or `quat` is none, or `fovy` is
-            not between 0 and 180.
+        UserError: there is no such body, the name is taken, `pos` is not three numbers, `quat` is
+            not four or is 0, or `fovy` is not between 0 and 180.
     """
     what = f"add_camera({name!r})"
     if (owner := spec.body(body)) is None:

@@ -327,8 +327,8 @@ def refuse_written(folder: Path) -> None:
     writes, or a link."""
     refuse_inside_run(folder, f"--run-dir {folder} is")
     check_run_folder(folder)
-    # Empty are a link for the checkpoints, and a folder for logs that a killed process has left: it
-    # may also have left that of an attempt which it could not enter.
+    # A link for checkpoints may be empty. A killed process may have left an empty folder for logs,
+    # and the folder of an attempt that run.json does not list yet.
     found = [path.name for path in written_in(folder) if not _is_empty(path)]
     if found and found != [ATTEMPTS]:
         if is_locked(folder):

@@ -182,7 +182,7 @@ def _hash_in(source: Path) -> str:
     """
     run_dir = run_dir_of(source)
     attempts = (record_of(run_dir).get("attempts") if run_dir else None) or [{}]
-    begun = [one for one in attempts if one.get("code")] or [{}]  # That is one which could start.
+    begun = [one for one in attempts if one.get("code")] or [{}]  # Those that could start.
     entry = begun[-1] if source == run_dir else attempts[attempt_of(source, attempts) - 1]
     if source == run_dir or TOKEN in entry:
         found = (entry.get("code") or {}).get("hash")

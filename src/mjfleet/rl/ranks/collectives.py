@@ -87,7 +87,7 @@ class Collectives:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Time a collective: with NCCL on the GPU, to whose queue the call only adds it."""
+        """Time a collective; NCCL's is timed on the GPU, since the call only queues it there."""
         self._clock.mark()
         yield
         self._clock.mark()

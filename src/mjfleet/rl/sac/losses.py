@@ -16,8 +16,8 @@ CLIPPED, CLIPPED_ITERATIONS = 0.01, 20
 SATURATED = 0.99
 """Share of its limit beyond which an action counts as saturated."""
 ONE_STEP = (
-    "warning: an episode has one step, after whose time-out nothing is observed: sac learns from "
-    "steps that terminated() ends, and from no others"
+    "warning: an episode has one step, and sac does not learn from steps that time out: it learns "
+    "only from those that terminated() ends"
 )
 
 

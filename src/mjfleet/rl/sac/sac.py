@@ -144,7 +144,7 @@ class SAC(Learner):
             adam.take(float(adam.optimizer.param_groups[0]["lr"]))
 
     def begin(self) -> None:
-        """Say that updates wait, or that hardly a step is learned from."""
+        """Say that updates wait, or that episodes are too short to learn from."""
         if self.env.max_episode_length == 1 and self.collectives.rank == 0:
             print_line(ONE_STEP)
         if not self._can_learn and self.collectives.rank == 0:
