@@ -20,7 +20,7 @@ class Policy:
     """
 
     def __init__(self, run: str, device: str) -> None:
-        """Read the policy of a run directory or a checkpoint; UserError if `device` is none of torch."""
+        """Read the policy of a run or a checkpoint; UserError if torch has no such device."""
         try:
             place = torch.device(device)
             torch.empty(0, device=place)
